@@ -84,6 +84,10 @@ MEANINGS: Mapping[str, str] = {
     "everstep_notify_pings_total": "Pings that the dead-man service has accepted.",
     "everstep_notify_ping_failures_total": "Pings that the dead-man service has not accepted.",
     "everstep_notify_input_failures_total": "Facts whose handling failed; the log has each error.",
+    "everstep_history_beats_clock_offset_most_seconds": "The largest difference between the clock "
+    "of a node that is heard and the clock of this replica, in either direction.",
+    "everstep_history_beats_wrong_clocks": "Nodes that are heard and whose clocks differ from the "
+    "clock of this replica by more than `clock_offset_limit_s` in [history].",
     "everstep_history_beats_nodes": "Nodes whose last beat this replica shows.",
     "everstep_rendezvous_jobs": "Jobs that this replica knows, ended ones included.",
     "everstep_rendezvous_suspects": "Suspect nodes, which get a slot only if no other node can.",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from everstep_services.agent.settings import KINDS
 from everstep_services.cli.errors import CliError
 from tests.e2e.cluster import Body, Cluster
 from tests.e2e.processes import SCRIPTS, Process, alive, environment, kill_all, python, tagged
@@ -137,6 +138,30 @@ def test_a_stall_is_recorded_and_ends_nothing(launched: Launched) -> None:
     assert {one["start"] for one in cluster.facts("rank_started")} == {"attached"}
     assert {one["how"] for one in cluster.facts("rank_exited")} == {"done"}
     assert len(cluster.incidents()) == 1
+    launched.until_nothing_is_left()
+
+
+def test_the_first_verdict_names_a_frozen_rank_though_others_went_on(launched: Launched) -> None:
+    """The rank is steps behind, and its stall is all the evidence, as before the rest has come."""
+    cluster = launched.cluster
+    ranks = launched.ranks(EVERSTEP_AGENT__EVIDENCE_WITHOUT=",".join(KINDS))
+    cluster.until_all_step(2)
+    launched.do("stop-1")
+    stall = cluster.until_fact("rank_stalled", lambda body: body["rank"] == 1)
+    assert stall["process_state"] == "T"
+    opened = cluster.until_fact("incident_opened")
+    assert opened["step"] > stall["step"], "the others made more steps"
+    verdict = cluster.until_fact("verdict_reached", lambda body: not body.get("revision"))
+    assert (verdict["incident"], verdict["culprit_ranks"]) == (opened["incident"], [1])
+    assert (verdict["cause"], verdict["kind"]) == ("host", "stopped_process")
+    assert "rank 1 (" in verdict["reason"]
+    assert "was stopped from outside (SIGSTOP or a debugger)" in verdict["reason"]
+    assert not verdict.get("is_inconclusive")
+    ranks[1].send(signal.SIGCONT)
+    cluster.until_fact("rank_recovered", lambda body: body["stall"] == stall["id"])
+    assert cluster.closed(1)[0]["outcome"] == "recovered"
+    launched.do("end")
+    assert [rank.wait() for rank in ranks] == [0, 0]
     launched.until_nothing_is_left()
 
 

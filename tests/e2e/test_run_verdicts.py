@@ -2,6 +2,7 @@
 
 import signal
 
+from everstep_services.agent.settings import KINDS
 from everstep_services.cli.pages.incidents.story import story
 from tests.e2e.cluster import Body, Cluster
 from tests.e2e.operators import ask
@@ -80,3 +81,43 @@ def test_a_rank_that_skips_a_collective_is_the_culprit(cluster: Cluster) -> None
     assert verdict.get("culprit_nodes", []) == []
     assert verdict["cause"] == "user_code", verdict
     cluster.until_stepping(2)
+
+
+FROZEN = """
+import os, signal, sys, time
+from pathlib import Path
+import trainer_sdk
+
+run, folder, rank = trainer_sdk.session(), Path(sys.argv[1]), os.environ["RANK"]
+is_first = os.environ["EVERSTEP_ROUND"] == "1"
+step = 0
+while not (folder / "end").exists():
+    step += 1
+    with run.section("data"):
+        time.sleep(0.02)
+        if is_first and rank == "1" and step == 5:
+            os.kill(os.getpid(), signal.SIGSTOP)
+    run.step()
+    if is_first and rank == "0" and (folder / "give-up").exists():
+        raise RuntimeError("Connection closed by peer [10.0.0.3]:4711")
+"""
+
+
+def test_a_frozen_rank_is_the_culprit_though_others_made_more_steps(cluster: Cluster) -> None:
+    """Its stall only warned, and is all the evidence: no other is collected (A7.1)."""
+    script = cluster.folder / "frozen.py"
+    script.write_text(FROZEN)
+    options = ("--nproc-per-node", "2", "--no-restart-on-stall", "--limit", "data=2")
+    others = ("--limit", "outside=60", "--limit", "first-step=60")
+    environ = {"EVERSTEP_AGENT__EVIDENCE_WITHOUT": ",".join(KINDS)}
+    agent = cluster.run(*options, *others, str(script), str(cluster.folder), **environ)
+    stall = cluster.until_fact("rank_stalled", lambda body: body["rank"] == 1)
+    assert (stall["process_state"], stall["is_fatal"]) == ("T", False)
+    (cluster.folder / "give-up").touch()
+    opened = cluster.until_fact("incident_opened")
+    assert (opened["trigger"], opened["rank"]) == ("rank_exited", 0)
+    verdict = cluster.until_fact("verdict_reached", lambda body: not body.get("revision"))
+    assert verdict.get("culprit_ranks") == [1], verdict
+    assert (verdict["cause"], verdict["kind"]) == ("host", "stopped_process")
+    (cluster.folder / "end").touch()
+    assert agent.wait() == 0

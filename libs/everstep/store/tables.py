@@ -199,6 +199,7 @@ projected: Mapping[ProjectedTable, Table] = {shape: _projected(shape) for shape 
 
 Index("ix_jobs_first_n", jobs.c.first_n)
 Index("ix_jobs_last_n", jobs.c.last_n)
+Index("ix_allocations_ended_us", allocations.c.ended_us)
 Index("ix_rank_exits_job_round_n", rank_exits.c.job, rank_exits.c.round, rank_exits.c.n)
 Index("ix_rank_stalls_job_round_n", rank_stalls.c.job, rank_stalls.c.round, rank_stalls.c.n)
 Index("ix_nodes_job", nodes.c.job)

@@ -1,7 +1,7 @@
 """The last beat of each agent: how ranks are now. Every replica hears beats; none stores them."""
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from everstep import subjects
@@ -15,7 +15,35 @@ STALE_S = 3.0
 _LIMITS_LAST_S = 30.0
 """Agents send their limits every ten seconds."""
 _FORGET_S = 900.0
+_CLOCK_WINDOW_S = 30.0
+"""A clock is judged by the beat of such a time that came fastest: others may have waited."""
 _CAPACITY = 32_768
+
+
+@dataclass(slots=True)
+class ClockWindow:
+    """How far the clock of a node seems to be behind: the least of this window and the last one.
+
+    A beat comes later than it was sent, and later still when the bus was away: so the least is
+    nearest to the truth. A burst of beats that have waited never fills two windows.
+    """
+
+    began: float
+    least_s: float
+    before_s: float | None = None
+    """The least of the window before; None in the first one."""
+
+    def add(self, behind_s: float, now: float) -> None:
+        """Take in by how much one beat was sent before it came."""
+        if now - self.began >= _CLOCK_WINDOW_S:
+            self.began, self.before_s, self.least_s = now, self.least_s, behind_s
+        else:
+            self.least_s = min(self.least_s, behind_s)
+
+    @property
+    def offset_s(self) -> float | None:
+        """How far the clock is ahead of ours; negative if it is behind, None while unknown."""
+        return None if self.before_s is None else -min(self.before_s, self.least_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +54,8 @@ class HeardBeat:
     age_s: float
     probes: tuple[ProbeBeat, ...] = ()
     """The probes of the node, as its agent told last: not every beat has them."""
+    clock_offset_s: float | None = None
+    """How far the node's clock is ahead of ours; None while that is unknown."""
 
     @property
     def is_stale(self) -> bool:
@@ -48,15 +78,18 @@ class JobView:
 class Beats:
     """The last beat of every node of every job."""
 
-    def __init__(self, bus: Bus, clock: Clock) -> None:
+    def __init__(self, bus: Bus, clock: Clock, clock_offset_limit_s: float = 5.0) -> None:
         self._bus = bus
         self._clock = clock
+        self._clock_offset_limit_s = clock_offset_limit_s
         self._began = clock.now()
         self._jobs: defaultdict[str, dict[str, tuple[NodeBeat, float]]] = defaultdict(dict)
         self._limits: dict[str, tuple[NodeBeat, float]] = {}
         """Of each job the last beat that told its limits."""
         self._probes: dict[tuple[str, str], tuple[ProbeBeat, ...]] = {}
         """Of each node, until its agent starts anew."""
+        self._clocks: dict[tuple[str, str], ClockWindow] = {}
+        """The same."""
         self._order: OrderedDict[tuple[str, str], float] = OrderedDict()
         """When each node was heard, the longest silent first."""
         self._input_failures = InputFailures("beats")
@@ -68,8 +101,11 @@ class Beats:
 
     def statistics(self) -> dict[str, float]:
         """What it holds, for metrics."""
+        offsets = [abs(offset_s) for _, _, offset_s in self._offsets()]
         return {
             "nodes": float(len(self._order)),
+            "wrong_clocks": float(len(self.wrong_clocks())),
+            "clock_offset_most_seconds": round(max(offsets, default=0.0), 3),
             "input_failures_total": float(self._input_failures.failures),
         }
 
@@ -89,9 +125,12 @@ class Beats:
         before = self._jobs[beat.job].get(beat.node)
         if before is not None and beat.sequence < before[0].sequence:
             self._probes.pop(key, None)  # another agent, with other settings perhaps
+            self._clocks.pop(key, None)
         if beat.probes:
             self._probes[key] = beat.probes
         self._jobs[beat.job][beat.node] = (beat, now)
+        behind_s = (self._clock.wall() - beat.at).total_seconds()
+        self._clocks.setdefault(key, ClockWindow(now, behind_s)).add(behind_s, now)
         if beat.limits:
             self._limits[beat.job] = (beat, now)
         self._order[key] = now
@@ -126,14 +165,36 @@ class Beats:
         beats = [self._heard(*nodes[name]) for nodes in self._jobs.values() if name in nodes]
         return min(beats, key=lambda one: one.age_s, default=None)
 
+    def is_wrong(self, clock_offset_s: float | None) -> bool:
+        """Whether a clock is off by more than the setting allows."""
+        return clock_offset_s is not None and abs(clock_offset_s) > self._clock_offset_limit_s
+
+    def wrong_clocks(self) -> dict[str, float]:
+        """How far each wrong clock is ahead of ours, by node, the worst first."""
+        offsets = {node: offset_s for _, node, offset_s in self._offsets()}
+        worst = sorted(offsets, key=lambda node: -abs(offsets[node]))
+        return {node: offsets[node] for node in worst if self.is_wrong(offsets[node])}
+
+    def _offsets(self) -> Iterator[tuple[str, str, float]]:
+        """The offsets of the nodes that are heard, as far as they are known."""
+        now = self._clock.now()
+        for (job, node), window in self._clocks.items():
+            offset_s = window.offset_s
+            if offset_s is not None and now - self._order[job, node] < STALE_S:
+                yield job, node, offset_s
+
     def _heard(self, beat: NodeBeat, at: float) -> HeardBeat:
-        probes = self._probes.get((beat.job, beat.node), ())
-        return HeardBeat(beat, max(0.0, self._clock.now() - at), probes)
+        key = (beat.job, beat.node)
+        window = self._clocks.get(key)
+        offset_s = None if window is None else window.offset_s
+        age_s = max(0.0, self._clock.now() - at)
+        return HeardBeat(beat, age_s, self._probes.get(key, ()), offset_s)
 
     def _forget(self, key: tuple[str, str]) -> None:
         job, node = key
         self._order.pop(key, None)
         self._probes.pop(key, None)
+        self._clocks.pop(key, None)
         nodes = self._jobs.get(job, {})
         nodes.pop(node, None)
         if not nodes:

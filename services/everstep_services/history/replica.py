@@ -72,7 +72,7 @@ async def opened(  # noqa: PLR0913  each is a part that its process has
         notifications = Notifications(notify, bus, clock)
         context = await make_context(
             api, database, notifier, connectedness, clock=clock, bus=bus,
-            notifications=notifications,
+            notifications=notifications, clock_offset_limit_s=settings.clock_offset_limit_s,
         )  # fmt: skip
         most_bytes = settings.keep_log_bytes
         job_metrics = JobMetrics(database, context.goodput, context.beats, clock)

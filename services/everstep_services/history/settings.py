@@ -50,6 +50,9 @@ class HistorySettings(Settings, frozen=True, kw_only=True):
     checkpoint, and jobs with an incident whose cause a person has named."""
     poll_every_s: float = 0.5
     """How often a replica that does not write looks for what another has written."""
+    clock_offset_limit_s: float = 5.0
+    """A node whose clock differs by more from the clock of this service is shown to have a wrong
+    clock. Nothing else follows from it."""
 
     def __post_init__(self) -> None:
         _positive(
@@ -62,6 +65,7 @@ class HistorySettings(Settings, frozen=True, kw_only=True):
             "lease_ttl_s",
             "retry_first_s",
             "poll_every_s",
+            "clock_offset_limit_s",
         )
         if self.keep_jobs_days < 0:
             raise ValueError(f"keep_jobs_days must not be negative, got {self.keep_jobs_days}")

@@ -1,10 +1,11 @@
 """Ranks of another launcher make steps until the file `end` is there.
 
-While there is `hold-RANK`, that rank stays in the section `data`; `fail-RANK` is taken away, and
-ends that rank by an exception.
+While there is `hold-RANK`, that rank stays in the section `data`; `stop-RANK` is taken away, and
+freezes that rank there; `fail-RANK` is taken away, and ends that rank by an exception.
 """
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -20,6 +21,9 @@ def main(folder: Path, rank: int) -> None:
             time.sleep(0.02)
             while (folder / f"hold-{rank}").exists():
                 time.sleep(0.02)
+            if (folder / f"stop-{rank}").exists():
+                (folder / f"stop-{rank}").unlink()
+                os.kill(os.getpid(), signal.SIGSTOP)
         run.step()
         if (folder / f"fail-{rank}").exists():
             (folder / f"fail-{rank}").unlink()

@@ -213,7 +213,8 @@ def slow_clock() -> Iterator[str]:
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.end_headers()
-            self.wfile.write(b"{}")
+            clocks = [{"node": "node-7", "offset_s": -61.2}]
+            self.wfile.write(json.dumps({"wrong_clocks": clocks}).encode())
 
         def date_time_string(self, timestamp: float | None = None) -> str:
             del timestamp
@@ -236,10 +237,13 @@ def test_a_skewed_clock_is_named(slow_clock: str, tmp_path: Path) -> None:
     token.write_text("evs_" + "0" * 12 + "_" + "0" * 64)
     token.chmod(0o600)
     environ = {"EVERSTEP_CLIENT__URL": slow_clock, "EVERSTEP_CLIENT__TOKEN_FILE": str(token)}
-    (found,) = troubles(doctor.api, environ, tmp_path)
+    found, of_node = troubles(doctor.api, environ, tmp_path)
     assert (found.check, found.level) == ("clock", Level.WARNING)
     assert 590 < int(found.text.partition(" ")[0]) < 660
     assert "chrony" in found.fix
+    assert (of_node.check, of_node.level) == ("clock", Level.WARNING)
+    assert of_node.text == "the clock of node-7 is 61 s behind the API's"
+    assert "chrony" in of_node.fix
 
 
 @pytest.mark.skipif(not HAS_NAMESPACES, reason="this user may not mount anything")

@@ -1,5 +1,6 @@
 """REST answers: jobs, rounds, nodes and facts, filtered, in pages that stay put."""
 
+from datetime import timedelta
 from typing import Any
 
 import httpx2
@@ -7,6 +8,7 @@ import msgspec
 
 from everstep.messages import Fact
 from everstep.store.database import Database
+from tests.fakes.clock import FakeClock
 from tests.integration.conftest import Api
 from tests.unit.history.facts import BEGAN, KINDS, make
 
@@ -273,6 +275,45 @@ async def test_facts_can_be_filtered(api: Api, reader: httpx2.AsyncClient) -> No
             items = await every_item(reader, "facts", limit=1, order=order, **query)
             shown = "".join(names[item["id"]] for item in items)
             assert shown == (found if order == "asc" else found[::-1]), query
+
+
+async def test_facts_of_a_wrong_clock_are_found_by_when_they_arrived(
+    api: Api, reader: httpx2.AsyncClient
+) -> None:
+    """The log may have gaps: the facts of a removed job are gone."""
+    names = {}
+    clock = api.clock = FakeClock()
+    for minute, name in enumerate("abcdefgh"):
+        years_off = BEGAN.replace(year=2030 if minute % 2 else 2001)
+        fact = make("rank_exited", at=years_off, job="gone" if name in "bef" else "j")
+        names[fact.id] = name
+        await api.add(fact)
+        await clock.advance(60)
+    async with api.database.write() as connection:
+        await connection.exec_driver_sql("DELETE FROM facts WHERE job = 'gone'")
+    begin = FakeClock().wall()
+    for since, until, found in (
+        (None, None, "acdgh"),
+        (0, None, "acdgh"),
+        (1, None, "cdgh"),
+        (120, 181, "cd"),
+        (121, 180, ""),
+        (181, 420, "g"),
+        (420, 500, "h"),
+        (421, None, ""),
+        (None, 1, "a"),
+        (None, 0, ""),
+    ):
+        moments = {"received_since": since, "received_until": until}
+        query = {
+            key: (begin + timedelta(seconds=moment)).isoformat()
+            for key, moment in moments.items()
+            if moment is not None
+        }
+        for order in ("asc", "desc"):
+            items = await every_item(reader, "facts", limit=1, order=order, job="j", **query)
+            shown = "".join(names[item["id"]] for item in items)
+            assert shown == (found if order == "asc" else found[::-1]), moments
 
 
 async def test_a_fact_is_shown_as_it_was_sent(api: Api, reader: httpx2.AsyncClient) -> None:

@@ -1,6 +1,8 @@
 """REST answers: which nodes can be trusted, what was found on them, and what is switched."""
 
 import asyncio
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import httpx2
@@ -27,6 +29,9 @@ from everstep.messages import (
 from everstep.messages.codec import encode
 from everstep.subjects import CLUSTER
 from everstep_services.cli.pages.limits import control_page
+from everstep_services.history.api.app import create_app
+from everstep_services.history.beats import Beats
+from tests.fakes.clock import FakeClock
 from tests.integration.conftest import Api
 from tests.integration.history.test_rest_lists import every_item, get
 from tests.unit.history.facts import BEGAN, make
@@ -157,6 +162,33 @@ async def test_the_probes_of_a_node_are_shown_with_interval_policy_and_failures(
     acted = (probed["policy"], probed["failures"], probed["is_acted_on"])
     assert acted == ("exclude", 3, True)
     assert (joined["policy"], joined["failures"], joined["is_acted_on"]) == (None, None, None)
+
+
+async def test_a_wrong_clock_is_shown_by_the_node_and_by_the_status(nodes: Api) -> None:
+    """It is evidence only: the node is neither suspect nor excluded by it."""
+    clock = FakeClock()
+    beats = Beats(nodes.bus, clock, clock_offset_limit_s=10.0)
+    nodes.context = replace(nodes.context, beats=beats)
+    nodes.app = create_app(nodes.context)
+    for sequence in range(2):
+        for node, offset_s in (("n1", 0.1), ("n2", 12.5), ("n3", -90.0), ("n4", 9.9)):
+            at = clock.wall() + timedelta(seconds=offset_s)
+            beats.hear(NodeBeat(job="j", node=node, sequence=sequence, at=at, state="running"))
+        await clock.advance(0 if sequence else 31)
+    async with nodes.client(await nodes.token()) as client:
+        listed = {one["node"]: one for one in await every_item(client, "nodes")}
+        found = {
+            name: (one["clock_offset_s"], one["is_clock_wrong"]) for name, one in listed.items()
+        }
+        assert found == {
+            "n1": (0.1, False), "n2": (12.5, True), "n3": (-90.0, True), "n4": (9.9, False),
+        }  # fmt: skip
+        assert not any(one["is_suspect"] or one["is_excluded"] for one in listed.values())
+        one = await get(client, "nodes/n3")
+        assert (one["clock_offset_s"], one["is_clock_wrong"]) == (-90.0, True)
+        assert (await get(client, "status"))["wrong_clocks"] == [
+            {"node": "n3", "offset_s": -90.0}, {"node": "n2", "offset_s": 12.5},
+        ]  # fmt: skip
 
 
 async def test_checks_of_a_node_are_listed_newest_first(

@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from everstep.messages import (
     NodeLost,
     NodeReturned,
     OperatorActed,
+    RankRecovered,
     RanksStopped,
     RankStalled,
     StragglerCleared,
@@ -147,6 +149,36 @@ def test_a_stall_that_only_warns_is_remembered_apart_from_those_that_end_a_round
     assert case is not None
     assert [one.rank for one in case.warned_stalls] == [1]
     assert [one.rank for one in case.stalls] == [2]
+
+
+def moving(rank: int) -> RankRecovered:
+    return RankRecovered(
+        **about(id=f"moves-{rank}"), node="n0", slot=0, rank=rank, local_rank=rank, stalled_s=9.0,
+        stall=f"stall-{rank}",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("is_fatal", [True, False])
+def test_a_stall_counts_until_its_rank_moves_again(*, is_fatal: bool) -> None:
+    """A stall that was over explains no later failure, whatever step the others are at."""
+    before = [stalled(rank, is_fatal=is_fatal) for rank in (1, 2)]
+    case = cases_of(formed(), *before, moving(1), opened(), moving(2)).case("i")
+    assert case is not None
+    assert [one.rank for one in (*case.stalls, *case.warned_stalls)] == [2]
+
+
+def test_a_round_that_goes_on_may_have_another_incident_with_stalls_of_its_own() -> None:
+    """As in attach mode, where no stall ends a round (A4.4)."""
+    first = (formed(), stalled(1, is_fatal=False), opened(), moving(1), closed())
+    cases = cases_of(*first, stalled(2, is_fatal=False), opened(incident="k"))
+    found = [[one.rank for one in case.warned_stalls] for case in cases.cases]
+    assert found == [[1], [2]]
+
+
+def test_a_late_report_of_a_round_that_is_over_belongs_to_its_incident() -> None:
+    facts = (formed(), exited(3), opened(), formed(round_=2), closed(), exited(0))
+    (case,) = cases_of(*facts).cases
+    assert [one.rank for one in case.ends] == [3, 0]
 
 
 def test_who_was_done_is_remembered_for_an_incident_and_is_none() -> None:

@@ -220,11 +220,16 @@ async def test_a_stall_that_only_warned_counts_for_less_than_one_that_ended_the_
 
 
 @pytest.mark.parametrize("step", [6, None])
-async def test_a_stall_that_was_over_before_is_no_evidence(step: int | None) -> None:
-    found = await judged(
-        case(ends=(lost_peer(0), lost_peer(3)), step=7, warned_stalls=(warned(step),)), {}
-    )
-    assert 1 not in found.ranks
+async def test_a_stalled_rank_may_be_steps_behind_the_others(step: int | None) -> None:
+    """A4.4: the others were not held up by it, or had not noticed yet."""
+    stopped = replace(warned(step), process_state="T", blocked_in="it is stopped, as by SIGSTOP")
+    of = case(trigger="rank_stalled", trigger_fact="s1", step=7, warned_stalls=(stopped,))
+    found = await judged(of, {})
+    assert (found.cause, found.kind, found.ranks) == ("host", "stopped_process", (1,))
+    assert not found.is_inconclusive
+    other = await judged(replace(of, trigger_fact="another"), {})
+    assert (other.kind, other.ranks) == ("stopped_process", (1,))
+    assert other.confidence < found.confidence
 
 
 async def test_a_kernel_that_lost_its_gpu_names_its_node() -> None:

@@ -1,7 +1,9 @@
 """What agents said last: the newest round, how old it is, and that it never grows for ever."""
 
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 
+import pytest
 from msgspec.structs import replace
 
 from everstep.messages import NodeBeat, ProbeBeat, RankBeat, SectionLimit
@@ -124,3 +126,81 @@ def test_probes_are_those_of_the_last_beat_that_told_them() -> None:
     beats.hear(replace(beat("n1"), sequence=2, probes=probes))
     beats.hear(beat("n1", state="leaving"))
     assert beats.node("n1") is None
+
+
+class Sender:
+    """An agent that sends a beat each second, and the network to history."""
+
+    def __init__(self, offset_s: float = 0.0, job: str = "j", node: str = "n1") -> None:
+        self.beats, self.clock = made()
+        self.offset_s = offset_s
+        self._sequence = 0
+        self._job, self._node = job, node
+
+    def sent(self) -> NodeBeat:
+        self._sequence += 1
+        at = self.clock.wall() + timedelta(seconds=self.offset_s)
+        return replace(beat(self._node, job=self._job), at=at, sequence=self._sequence)
+
+    async def beat(self, seconds: int, delays_s: Sequence[float] = (0.0,)) -> None:
+        """Send for some seconds; the beats come after these delays, in turn."""
+        for number in range(seconds):
+            late = self.sent()
+            delay_s = delays_s[number % len(delays_s)]
+            self.beats.hear(replace(late, at=late.at - timedelta(seconds=delay_s)))
+            await self.clock.advance(1)
+
+    @property
+    def wrong(self) -> dict[str, float]:
+        return {node: round(offset_s, 3) for node, offset_s in self.beats.wrong_clocks().items()}
+
+
+@pytest.mark.parametrize("offset_s", [12.0, -12.0, 3600.0])
+async def test_a_wrong_clock_is_named_with_its_offset(offset_s: float) -> None:
+    """Ahead or behind, whatever the network does to single beats."""
+    sender = Sender(offset_s)
+    await sender.beat(30, delays_s=(4.0, 0.02, 90.0))
+    assert sender.wrong == {}, "not known yet"
+    await sender.beat(30, delays_s=(4.0, 0.02, 90.0))
+    assert sender.wrong == {"n1": offset_s - 0.02}
+    heard = sender.beats.node("n1")
+    assert heard is not None
+    assert heard.clock_offset_s == pytest.approx(offset_s - 0.02)
+    assert sender.beats.is_wrong(heard.clock_offset_s)
+    counts = sender.beats.statistics()
+    assert counts["wrong_clocks"] == 1.0
+    assert counts["clock_offset_most_seconds"] == pytest.approx(abs(offset_s - 0.02))
+    await sender.clock.advance(STALE_S)
+    assert sender.wrong == {}, "a node that is not heard"
+
+
+async def test_beats_that_have_waited_are_no_wrong_clock() -> None:
+    """The bus is away for some minutes; then all come at once."""
+    sender = Sender(offset_s=0.5)
+    await sender.beat(40)
+    waiting = []
+    for _ in range(200):
+        waiting.append(sender.sent())
+        await sender.clock.advance(1)
+    for late in waiting:
+        sender.beats.hear(late)
+        assert sender.wrong == {}
+    await sender.beat(80, delays_s=(4.9,))
+    assert sender.wrong == {}
+
+
+async def test_a_clock_that_was_set_right_is_right() -> None:
+    sender = Sender(-20.0)
+    await sender.beat(40)
+    assert sender.wrong == {"n1": -20.0}
+    sender.offset_s = 0.0
+    await sender.beat(1)
+    assert sender.wrong == {}
+    sender.offset_s = 20.0
+    await sender.beat(1)
+    assert sender.wrong == {"n1": 20.0}
+    sender.offset_s = 0.0
+    await sender.beat(61)
+    assert sender.wrong == {}
+    sender.beats.hear(beat("n1", state="leaving"))
+    assert sender.beats.statistics()["clock_offset_most_seconds"] == 0.0

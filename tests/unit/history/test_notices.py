@@ -136,6 +136,45 @@ def test_another_cause_after_the_end_is_one_further_message_where_each_is_shown(
     assert world.notices.all() == ()
 
 
+def test_another_cause_of_a_failed_jobs_incident_is_one_further_message() -> None:
+    """A11.5: the message of the job is the one about the incident, on every replica."""
+    world = World()
+    world.take(
+        opened("i1"), judged("i1", "unknown"), closed("i1"), job_ended("failed", incident="i1")
+    )
+    first = world.after(5)
+    assert {(one.notice.event, one.step) for one in first} == {("job_failed", "firing")}
+    assert len(world.notices) == 0
+    world.take_over()
+    world.take(judged("i1", "unknown", 1), judged("i2", "gpu"))
+    assert world.after(30) == []
+    world.take(judged("i1", "host", 2))
+    late = world.after(0)
+    assert {(one.target, one.step) for one in late} == {
+        ("slack", "update"),
+        ("pagerduty", "update"),
+    }
+    assert {(one.notice.event, one.notice.cause) for one in late} == {("job_failed", "host")}
+    world.take(judged("i1", "gpu", 3), closed("i1"))
+    assert [one.target for one in world.after(0)] == ["pagerduty"]
+    assert world.steps() == [("job_failed", "firing"), ("job_failed", "update")]
+    world.after(601)
+    assert [notice for notice in world.notices.all() if notice.event == "job_failed"] == []
+    world.take(judged("i1", "data", 4))
+    assert world.after(5) == []
+
+
+def test_an_incident_with_a_message_of_its_own_is_corrected_apart_from_its_job() -> None:
+    world = World()
+    world.take(opened("i1"), judged("i1", "unknown"))
+    world.after(5)
+    world.take(closed("i1"), job_ended("failed", incident="i1"))
+    world.after(5)
+    world.take(judged("i1", "host", 1))
+    told = [(one.target, one.notice.event, one.step) for one in world.after(0)]
+    assert told == [("slack", "incident", "update")]
+
+
 def test_a_verdict_long_after_the_end_is_not_sent() -> None:
     world = World()
     world.take(*story("i1"))

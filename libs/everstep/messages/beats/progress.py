@@ -96,7 +96,7 @@ class NodeBeat(Message, frozen=True, kw_only=True, tag="node_beat.v1"):
     """A number that grows by one with each beat since the agent started, so that a receiver sees
     what it missed."""
     at: Time
-    """The agent's wall clock: shown to people, never compared."""
+    """The agent's wall clock. History compares it only to show which clocks are wrong."""
     state: Name
     """What the agent does: `joining`, `standby`, `starting`, `running`, `stopping`, `cut_off`
     (no control plane) or `leaving`."""

@@ -66,6 +66,8 @@ class Notice(Part, frozen=True, kw_only=True):
     """What a slow rank costs its job: 0.12 for 12 %."""
     incident: Name = ""
     """The incident that ended a job."""
+    has_incident: bool = False
+    """It is the message about that incident, too: a later verdict on the incident changes it."""
     more: Count = 0
     """How many other notices of the same kind this notice stands for."""
     more_since_s: float | None = None

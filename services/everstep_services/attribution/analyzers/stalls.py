@@ -20,7 +20,7 @@ _SECTIONS: Mapping[str, tuple[VerdictCause, str]] = {
     "restore": ("storage", "stuck_restore"),
 }
 _OF_WARNED = 0.6
-"""The factor for a stall that ended no round: its limit may be passed."""
+"""The factor for a stall that neither ended a round nor opened the incident."""
 _COLLECTIVE = re.compile(
     r"distributed_c10d|collective|\b(all_reduce|all_gather|reduce_scatter|barrier)\b"
 )
@@ -31,7 +31,7 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
     """Return claims from stalls that ended the round, and from stalls that were only warned of."""
     warned = _warned(incident.case)
     case = replace(incident.case, stalls=(*incident.case.stalls, *warned))
-    ranks = {stall.rank for stall in warned}
+    ranks = {stall.rank for stall in warned if stall.fact != case.trigger_fact}
     claims = [*_located(case), *_elsewhere(case), *_stalled(case)]
     return [
         replace(claim, strength=_OF_WARNED * claim.strength)
@@ -42,13 +42,10 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
 
 
 def _warned(case: Case) -> Sequence[Stall]:
-    """Stalls that ended no round, of ranks that have made no step since, as far as is known."""
+    """The newest stall that ended no round of each rank; its rank had not moved again."""
     fatal = {stall.rank for stall in case.stalls}
     newest = {stall.rank: stall for stall in case.warned_stalls if stall.rank not in fatal}
-    reached = -1 if case.step is None else case.step
-    return [
-        stall for stall in newest.values() if (-1 if stall.step is None else stall.step) >= reached
-    ]
+    return list(newest.values())
 
 
 def _located(case: Case) -> Iterator[Claim]:

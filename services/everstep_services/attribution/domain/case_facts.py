@@ -25,6 +25,7 @@ from everstep.messages import (
     PreemptionNoticed,
     ProgressMade,
     RankExited,
+    RankRecovered,
     RanksStopped,
     RankStalled,
     RestoreFailed,
@@ -236,6 +237,18 @@ class JobCases:
             return self._changed(replace(case, warned_stalls=warned))
         return self._changed(replace(case, stalls=with_part(case.stalls, stall, _ENDS_MOST)))
 
+    def _moves_again(self, fact: RankRecovered) -> None:
+        """Forget a stall that was over before any incident; an incident keeps its stalls."""
+        case = next((case for case in self._document.cases if not case.incident), None)
+        if case is None:
+            return
+        warned, stalls = (
+            tuple(stall for stall in stalls if stall.fact != fact.stall)
+            for stalls in (case.warned_stalls, case.stalls)
+        )
+        if (warned, stalls) != (case.warned_stalls, case.stalls):
+            self._changed(replace(case, warned_stalls=warned, stalls=stalls))
+
     def _located(self, fact: StallLocated) -> str | None:
         located = LocatedStall(
             fact=fact.id,
@@ -375,18 +388,23 @@ class JobCases:
         """The case of a fact: its incident's, its round's, or one that waits for an incident.
 
         A fact that names an unknown incident belongs to none of the others: a round may have
-        several, such as a stall that was over and a failure since.
+        several, such as a stall that was over and a failure since. So a fact that names none does
+        not belong to an incident that is over, if the training recovered without another round.
         """
         named = None if incident is None else self.case(incident)
         if named is not None:
             return named
         for case in reversed(self._document.cases):
-            if incident is not None and case.incident:
+            if case.incident and (incident is not None or self._is_over(case)):
                 continue
             is_going_on = case.incident and not case.outcome and case.round <= round_
             if case.round == round_ or is_going_on:
                 return case
         return self._blank("", round_)
+
+    def _is_over(self, case: Case) -> bool:
+        """Whether the training recovered from an incident, and its round goes on."""
+        return case.outcome == "recovered" and case.round >= self._document.round
 
     def _changed(self, case: Case) -> str | None:
         if case.incident:
@@ -409,6 +427,7 @@ class JobCases:
         PreemptionNoticed: _noticed,
         ProgressMade: _progress,
         RankExited: _exited,
+        RankRecovered: _moves_again,
         RankStalled: _stalled,
         RanksStopped: _stopped,
         RestoreFailed: _restore_failed,

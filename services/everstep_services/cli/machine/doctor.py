@@ -7,11 +7,12 @@ import platform
 import shutil
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -179,11 +180,13 @@ def api(invocation: Invocation) -> Diagnoses:
     with place.open() as client:
         try:
             headers = client.probe()
+            status = client.get("status")
         except CliError as error:
             yield _refused(place, error)
             return
     yield Diagnosis("api", Level.OK, f"{place.url} answers and takes the token")
     yield _clock(headers)
+    yield from _node_clocks(status.get("wrong_clocks") or ())
     trouble = wrong_mode(place.token_file) if place.token_file else None
     if trouble:
         yield Diagnosis("token", Level.WARNING, trouble, f"chmod 600 {place.token_file}")
@@ -254,6 +257,17 @@ def _clock(headers: Mapping[str, str]) -> Diagnosis:
         fix = "synchronise the clocks (chrony, ntp): times shown to people would mislead"
         return Diagnosis("clock", Level.WARNING, f"{apart_s:.0f} s from the API's", fix)
     return Diagnosis("clock", Level.OK, text)
+
+
+def _node_clocks(wrong: Sequence[Mapping[str, Any]]) -> Diagnoses:
+    for clock in wrong:
+        offset_s = float(clock["offset_s"])
+        text = (
+            f"the clock of {clock['node']} is {abs(offset_s):.0f} s "
+            f"{'ahead of' if offset_s > 0 else 'behind'} the API's"
+        )
+        fix = "synchronise the clocks (chrony, ntp): the times of this node's facts mislead"
+        yield Diagnosis("clock", Level.WARNING, text, fix)
 
 
 def _nearest(path: Path) -> Path:

@@ -136,6 +136,7 @@ def _facts(node: Record, now: Record | None) -> Iterator[tuple[str, str]]:
         failed = ", ".join(map(cell, now.get("probes_failed") or ()))
         share = f"{now.get('probe_cpu_ratio') or 0:.2%} of a core"
         yield "probes", f"failed: {failed}; {share}" if failed else share
+    yield "clock", clock_text(node)
     limit = f" of {node['strikes_limit']}" if node["strikes_limit"] else ""
     yield "strikes", f"{node['strikes']}{limit}" if node["strikes"] else ""
     if node["is_suspect"]:
@@ -188,6 +189,7 @@ def _shown(node: Record) -> dict[str, Any]:
         reason = node["suspect_reason"]
     elif node["is_healthy"] is False:
         reason = node["health_reason"]
+    reason = "; ".join(text for text in (clock_text(node), reason) if text)
     excluded = ""
     if node["is_excluded"]:
         excluded = moment(node["excluded_until_at"]) if node["excluded_until_at"] else "yes"
@@ -198,6 +200,14 @@ def _shown(node: Record) -> dict[str, Any]:
         "reason": brief(reason),
     }
     return {**node, **shown}
+
+
+def clock_text(node: Record) -> str:
+    """How wrong the clock of a node is; empty if it is right, or not known to be wrong."""
+    offset_s = node.get("clock_offset_s")
+    if offset_s is None or not node.get("is_clock_wrong"):
+        return ""
+    return f"its clock is {span(abs(offset_s))} {'ahead' if offset_s > 0 else 'behind'}"
 
 
 def _probes(probes: Sequence[Record]) -> str:

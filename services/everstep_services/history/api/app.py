@@ -96,6 +96,7 @@ async def make_context(  # noqa: PLR0913  each is a part of its own
     bus: Bus,
     notifications: Notifications | None = None,
     bundle: BundleOrigin | None = None,
+    clock_offset_limit_s: float = 5.0,
 ) -> Context:
     """The collaborators of the endpoints. The database must have its schema already."""
     now = await log_head(database)
@@ -108,7 +109,7 @@ async def make_context(  # noqa: PLR0913  each is a part of its own
         feed=Feed(database, notifier),
         kept=EvidenceCopies(database),
         bus=bus,
-        beats=Beats(bus, clock),
+        beats=Beats(bus, clock, clock_offset_limit_s),
         goodput=GoodputReader(database),
         retention=EvidenceRetention(bus.blobs, clock),
         cursors=Cursors(now.secret),

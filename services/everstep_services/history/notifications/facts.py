@@ -67,7 +67,9 @@ def _extended(notices: Notices, fact: IncidentExtended, now: float) -> None:
 
 
 def _judged(notices: Notices, fact: VerdictReached, now: float) -> None:
-    notice = notices.open_or_new(_incident_id(fact), fact, now, "incident", fact.incident)
+    notice = notices.of_incident(fact.job, fact.incident) or notices.open_or_new(
+        _incident_id(fact), fact, now, "incident", fact.incident
+    )
     if notice is None or fact.revision <= notice.revision:
         return
     ranks, nodes = fact.culprit_ranks[:_NAMES_MOST], fact.culprit_nodes[:_NAMES_MOST]
@@ -85,7 +87,7 @@ def _judged(notices: Notices, fact: VerdictReached, now: float) -> None:
         nodes=nodes,
     )
     notices.put(judged)
-    if judged.state == "firing":
+    if judged.state == "firing" and judged.event == "incident":
         notices.note_sent(judged, now)
 
 

@@ -43,7 +43,7 @@ NOTICES_MOST: Final = 500
 _FINISHED_MOST = 2000
 _STOPPED_MOST = 200
 _LATE_VERDICT_S: Final = 600.0
-"""An incident that is over is kept this long: its verdict may change after the last message."""
+"""An incident or a job that is over is kept this long: a verdict may change after the message."""
 _SAME_TIME_S: Final = 1.0
 """Two times of one failure differ by less, because each replica has a clock of its own."""
 _ONCE: Final = frozenset({"job_failed", "job_stopped"})
@@ -142,6 +142,17 @@ class Notices:
     def get(self, id_: str) -> Notice | None:
         """An open notice."""
         return self._notices.get(id_)
+
+    def of_incident(self, job: str, incident: str) -> Notice | None:
+        """The notice of the end of a job that is also the message about its last incident."""
+        return next(
+            (
+                notice
+                for notice in self._notices.values()
+                if notice.has_incident and (notice.job, notice.incident) == (job, incident)
+            ),
+            None,
+        )
 
     def all(self) -> tuple[Notice, ...]:
         """The open notices and those that a late verdict may change, the oldest first."""
@@ -288,12 +299,13 @@ class Notices:
         incident = self._notices.get(f"{notice.job}/{notice.incident}")
         if not notice.incident or incident is None:
             return notice
-        if incident.state in {"held", "unheard"}:
+        has_incident = incident.state in {"held", "unheard"}
+        if has_incident:
             self.finish(incident.id)
         return replace(
             notice, cause=incident.cause, verdict=incident.verdict, confidence=incident.confidence,
             ranks=incident.ranks, nodes=incident.nodes, affected=incident.affected,
-            lost_s=incident.lost_s,
+            lost_s=incident.lost_s, revision=incident.revision, has_incident=has_incident,
         )  # fmt: skip
 
     def _is_done(self, notice: Notice) -> bool:
@@ -310,7 +322,7 @@ class Notices:
 
     def _is_kept(self, notice: Notice, now: float) -> bool:
         """A target gets one further message if the verdict on this incident still changes."""
-        if notice.state != "resolved":
+        if notice.state != "resolved" and not notice.has_incident:
             return False
         if not any(_may_update(told, notice, self._rules) for told in notice.targets):
             return False

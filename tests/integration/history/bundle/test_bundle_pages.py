@@ -1,6 +1,7 @@
 """The pages and REST of a bundle: a calm line says what it is, and nothing can be done there."""
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,6 +26,7 @@ from everstep_services.history.projections.fold import fold
 from tests.integration.conftest import Api
 from tests.integration.history.dashboard.dashboard_story import opened
 from tests.integration.history.dashboard.fleet_facts import JOB, KILLED, STALLED, node
+from tests.integration.history.test_rest_live import listening
 
 BASE = "http://everstep.test"
 OURS = {"Origin": BASE, "Content-Type": "application/x-www-form-urlencoded"}
@@ -132,6 +134,26 @@ async def test_wrong_values_in_a_bundle_are_its_own_fault(
             assert "This part of the bundle cannot be read" in page.text, path
             assert "bundle is damaged" in page.text, path
         assert [record for record in caplog.records if record.exc_info] == []
+
+
+async def test_a_stream_ends_at_a_damaged_fact_with_the_words_of_the_list(tmp_path: Path) -> None:
+    async with bundle(tmp_path) as served:
+        async with served.database.write() as connection:
+            query = "SELECT id, n FROM facts ORDER BY n LIMIT 3"
+            rows = (await connection.exec_driver_sql(query)).all()
+            (first, second, _), n = [row.id for row in rows], rows[2].n
+            await connection.exec_driver_sql(f"UPDATE facts SET body = 'nojson' WHERE n = {n}")
+        token = await served.token()
+        async with served.client(token) as reader:
+            said = (await reader.get("facts")).json()
+        async with listening(served, token, "after=0") as stream:
+            assert await stream.facts(2) == [first, second]
+            event = await stream.block()
+            await stream.is_over.wait()
+        assert event["event"] == "problem"
+        assert json.loads(event["data"]) == {"detail": said["detail"], "code": "bundle_damaged"}
+        async with listening(served, token, f"after={n}") as stream:
+            assert len(await stream.facts(2)) == 2, "what comes after the damage can be read"
 
 
 @pytest.mark.parametrize("change", ["job = '<script>'", "job = x'00ff'", "exported_us = 'soon'"])

@@ -25,6 +25,7 @@ PATHS = [
     f"facts?job={JOB}&kind=progress_made&kind=round_ended",
     "facts?node=node-1&order=desc",
     "facts?since=2026-11-21T07:00:00Z",
+    "facts?received_since=2026-11-21T07:00:00Z&received_until=2026-11-22T07:00:00Z",
     f"jobs/{JOB}/goodput",
     "goodput?since=2026-11-21T00:00:00Z&until=2026-11-22T00:00:00Z",
     f"incidents/{INCIDENT}",
@@ -86,6 +87,16 @@ async def test_no_request_reads_the_whole_log(told: Api, path: str) -> None:
     assert path == "facts?order=desc" or whole_log == [], steps
     if path.startswith("facts") and path.count("kind=") < 2:
         assert not [step for step in steps if "TEMP B-TREE" in step], steps
+
+
+async def test_the_goodput_of_a_day_reads_only_the_allocations_of_that_day(told: Api) -> None:
+    """The jobs of a day are found among those of years (A11.6)."""
+    window = "since=2026-11-21T00:00:00Z&until=2026-11-22T00:00:00Z"
+    steps = await plans(told, f"goodput?{window}")
+    found = [step for step in steps if "allocations" in step]
+    assert found, steps
+    assert all("USING INDEX ix_allocations_ended_us" in step for step in found), steps
+    assert not [step for step in steps if step.startswith("SCAN jobs")], steps
 
 
 async def test_facts_of_a_kind_of_one_job_have_an_index(told: Api) -> None:

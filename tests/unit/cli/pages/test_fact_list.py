@@ -100,8 +100,30 @@ def test_since_a_moment_begins_there(printed: Printed) -> None:
     past(history, "name", since=SINCE)
     assert printed() == "f1\nf2\nf3\n"
     params = history.asked[0].params
-    assert (params["order"], params["since"]) == ("asc", "2026-11-21T08:00:00+00:00")
-    assert "until" not in params
+    assert (params["order"], params["received_since"]) == ("asc", "2026-11-21T08:00:00+00:00")
+    assert not {"since", "until", "received_until"} & {*params}, "a sender's clock may be wrong"
+
+
+def test_an_older_api_is_asked_by_the_times_that_it_knows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Releases N and N-1 work together."""
+    history = History()
+    known = history.__call__
+
+    def older(request: httpx2.Request) -> httpx2.Response:
+        if "received_since" in request.url.params:
+            detail = {"detail": "query.received_since: unknown parameter"}
+            return httpx2.Response(422, content=json.dumps(detail).encode())
+        return known(request)
+
+    options = wanted(since=SINCE, until=None, limit=None)
+    with Api("http://api.test", None, transport=httpx2.MockTransport(older)) as api:
+        print_past(Invocation(output="name"), api, options)
+    out, err = capsys.readouterr()
+    assert out == "f1\nf2\nf3\n"
+    assert history.asked[0].params["since"] == "2026-11-21T08:00:00+00:00"
+    assert "go by the senders' clocks" in err
 
 
 def test_how_they_look(printed: Printed) -> None:
@@ -113,6 +135,16 @@ def test_how_they_look(printed: Printed) -> None:
     assert json.loads(printed())["items"][0] == fact(1)
     past(History(), "table")
     assert "2026-11-21 08:00:00" in printed()
+
+
+def test_a_damaged_bundle_ends_the_stream_with_the_damage() -> None:
+    detail = "the bundle is damaged: DecodeError: no JSON"
+    data = json.dumps({"detail": detail, "code": "bundle_damaged"})
+    history = History(f"event: problem\ndata: {data}\n\n".encode())
+    options = wanted(since=None, until=None, limit=None)
+    with history.api() as api, pytest.raises(CliError) as raised:
+        print_live(Invocation(), api, options)
+    assert str(raised.value) == detail
 
 
 def test_following_since_a_moment_misses_nothing_and_repeats_nothing(

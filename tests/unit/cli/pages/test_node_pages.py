@@ -41,6 +41,18 @@ def test_a_page_has_a_line_for_each_probe_with_its_limits() -> None:
     )
 
 
+def test_a_wrong_clock_is_named_in_the_list_and_on_the_page() -> None:
+    wrong = node(clock_offset_s=-12.3, is_clock_wrong=True, is_suspect=True, suspect_reason="slow")
+    assert _shown(wrong)["reason"] == "its clock is 12.3 s behind; slow"
+    assert any("its clock is 12.3 s behind" in line for line in node_page({**wrong, **OF_SUSPECT}))
+    right = node(clock_offset_s=0.2, is_clock_wrong=False)
+    assert "clock" not in _shown(right)["reason"]
+    assert not any("clock" in line for line in node_page(right))
+
+
+OF_SUSPECT = {"suspect_at": "2026-11-21T07:00:00Z", "suspect_class": ""}
+
+
 def test_a_page_names_the_nvlink_domain() -> None:
     lines = list(node_page(node(nvlink_domain="nvlink-f2c1")))
     assert "  nvlink  nvlink-f2c1" in lines

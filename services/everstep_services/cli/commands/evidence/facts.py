@@ -10,8 +10,9 @@ from typing import Any
 import click
 import msgspec
 
-from everstep_services.cli.api.client import Api, follow
+from everstep_services.cli.api.client import Api, ProblemBody, follow
 from everstep_services.cli.cells import aligned, cell
+from everstep_services.cli.errors import CliError
 from everstep_services.cli.invocation import Invocation, with_api_options
 from everstep_services.cli.output import echo, is_terminal, print_line, print_records, say, say_cut
 from everstep_services.cli.times import MomentParameter
@@ -28,9 +29,11 @@ from everstep_services.cli.times import MomentParameter
     "--since",
     type=MomentParameter(),
     metavar="MOMENT",
-    help="Only since then: 10m for 10 minutes ago, or a time.",
+    help="Only facts that arrived since then: 10m for 10 minutes ago, or a time.",
 )
-@click.option("--until", type=MomentParameter(), metavar="MOMENT", help="Before this moment.")
+@click.option(
+    "--until", type=MomentParameter(), metavar="MOMENT", help="Only those that arrived before."
+)
 @click.option("-n", "--limit", type=click.IntRange(min=1), help="At most N facts (100).")
 @with_api_options
 @click.pass_obj
@@ -108,15 +111,25 @@ def print_live(invocation: Invocation, api: Api, asked: FactSelection) -> None:
 
 
 def _past(api: Api, asked: FactSelection, most: int | None) -> Iterator[dict[str, Any]]:
+    times = {
+        name: None if moment is None else moment.isoformat()
+        for name, moment in (("since", asked.since), ("until", asked.until))
+    }
     params = {
         **asked.which,
-        "since": None if asked.since is None else asked.since.isoformat(),
-        "until": None if asked.until is None else asked.until.isoformat(),
         "limit": _PAGE if most is None else min(most, _PAGE),
         "order": "desc" if asked.since is None else "asc",
     }
     others = "; --until shows older ones" if asked.since is None else "; --since shows later ones"
-    return api.pages("facts", params, most=most, when_cut=partial(say_cut, others=others))
+    arrivals = {f"received_{name}": moment for name, moment in times.items()}
+    when_cut = partial(say_cut, others=others)
+    try:
+        yield from api.pages("facts", {**params, **arrivals}, most=most, when_cut=when_cut)
+    except CliError as error:
+        if "query.received_" not in str(error):
+            raise
+        say("the API is of an older release: --since and --until go by the senders' clocks")
+        yield from api.pages("facts", {**params, **times}, most=most, when_cut=when_cut)
 
 
 def _live(api: Api, params: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -126,6 +139,8 @@ def _live(api: Api, params: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         elif event.event == "reset":
             reason = msgspec.json.decode(event.data, type=dict[str, Any]).get("reason")
             say(f"some facts may be missing here: {cell(reason)}")
+        elif event.event == "problem":
+            raise CliError(msgspec.json.decode(event.data, type=ProblemBody).detail)
 
 
 def _print(invocation: Invocation, fact: dict[str, Any]) -> None:

@@ -92,6 +92,15 @@ class Node(Answer):
         description="The checks that run in short intervals, as the agent reported at most "
         "ten seconds ago; empty when the agent is silent."
     )
+    clock_offset_s: float | None = Field(
+        description="How far its clock is ahead of the clock of history, less than 0 if it is "
+        "behind: from the beats of the last minute that came fastest. Null when it is not heard, "
+        "and for the first half minute."
+    )
+    is_clock_wrong: bool = Field(
+        description="`clock_offset_s` is beyond `clock_offset_limit_s` in [history]: the times "
+        "of its facts mislead."
+    )
 
 
 class CheckOut(Answer):

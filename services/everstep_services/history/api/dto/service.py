@@ -83,6 +83,13 @@ class BundleOut(Answer):
     evidence_missing: int | None = Field(description="Pieces of evidence that it lacks.")
 
 
+class WrongClock(Answer):
+    """A node whose clock differs from the clock of history by more than the setting allows."""
+
+    node: str
+    offset_s: float = Field(description="How far it is ahead; less than 0 if it is behind.")
+
+
 class Status(Answer):
     """The state of this replica and of the record."""
 
@@ -101,6 +108,10 @@ class Status(Answer):
     is_bus_connected: bool
     database: Literal["sqlite", "postgresql"]
     listeners: int = Field(description="Open live streams on this replica.")
+    wrong_clocks: list[WrongClock] = Field(
+        description="The nodes that are heard and whose clocks are wrong, the worst first, at most "
+        "20. If these are all nodes, the clock of this replica is wrong."
+    )
     bundle: BundleOut | None = Field(
         None,
         description="The exported bundle that is served, read-only and never live; null "

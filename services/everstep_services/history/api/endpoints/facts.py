@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import ColumnElement, select
 
 from everstep.store import tables
-from everstep.store.queries import Record, facts_page, facts_span, first
+from everstep.store.queries import Record, facts_page, facts_span, first, place_received
 from everstep.store.times import to_us
 from everstep_services.history.api.context import Ctx, Reader
 from everstep_services.history.api.dto.answer import PageOf
@@ -87,6 +87,14 @@ class FactFilter(Which, Paging):
         None, description="Only facts at or after this moment, by the sender's clock."
     )
     until: Moment | None = Field(None, description="Only before this moment.")
+    received_since: Moment | None = Field(
+        None,
+        description="Only facts that arrived at or after this moment, by the clock of history: a "
+        "sender's clock may be wrong.",
+    )
+    received_until: Moment | None = Field(
+        None, description="Only facts that arrived before this moment."
+    )
     after: Whole | None = Field(None, description="Only facts after this place in the log.")
     order: Literal["asc", "desc"] = Field(
         "asc", description="The order of their places in the log."
@@ -113,6 +121,9 @@ async def list_facts(
 ) -> Response:
     """Facts in the order of the log. A page may be short when facts are large."""
     check_window(asked.since, asked.until, context.clock.wall())
+    check_window(
+        asked.received_since, asked.received_until, context.clock.wall(), prefix="received_"
+    )
     question = asked.question("/facts")
     is_descending = asked.order == "desc"
     times = _times(asked.since, asked.until)
@@ -122,6 +133,12 @@ async def list_facts(
         if span is None:
             return Response(facts_json([], None), media_type=_JSON)
         conditions.append(tables.facts.c.n.between(*span))
+    if asked.received_since is not None:
+        place = await place_received(context.database, to_us(asked.received_since))
+        conditions.append(tables.facts.c.n >= place)
+    if asked.received_until is not None:
+        place = await place_received(context.database, to_us(asked.received_until))
+        conditions.append(tables.facts.c.n < place)
     if asked.after is not None:
         conditions.append(tables.facts.c.n > asked.after)
     behind: Any = None
@@ -152,7 +169,7 @@ async def list_facts(
             "description": "Events `fact` (data: a fact, as in pages) and `reset` (data: `reason`, "
             "`n`): the client was behind another database, and hears from `n` on. While the bus is "
             "away, no facts come: an event `bus` (data: `is_connected`) tells the begin and the "
-            "end.",
+            "end. An event `problem` (data: `detail`, `code`) is the last one of a damaged bundle.",
             "content": {"text/event-stream": {"schema": {"type": "string"}}},
         },
     },

@@ -189,8 +189,11 @@ def _strikes(counts: Mapping[str, int] | None, *, is_descending: bool) -> Column
 def _shown(context: Context, row: Record, counts: Mapping[str, int] | None) -> dict[str, Any]:
     heard = context.beats.node(str(row["node"]))
     probes = () if heard is None else heard.probes
+    offset_s = None if heard is None else heard.clock_offset_s
     shown = {
         **present(row),
+        "clock_offset_s": None if offset_s is None else round(offset_s, 3),
+        "is_clock_wrong": context.beats.is_wrong(offset_s),
         "probes": [ProbeNow(**msgspec.structs.asdict(probe)) for probe in probes],
     }
     return shown if counts is None else {**shown, "strikes": counts.get(row["node"], 0)}

@@ -1,5 +1,6 @@
 """`/status`: how far the record reaches, and the state of this replica."""
 
+from itertools import islice
 from typing import Any
 
 from fastapi import APIRouter
@@ -10,10 +11,12 @@ from everstep.store import tables
 from everstep.store.queries import first, log_head
 from everstep.store.times import from_us
 from everstep_services.history.api.context import Ctx, Reader
-from everstep_services.history.api.dto.service import BundleOut, Status
+from everstep_services.history.api.dto.service import BundleOut, Status, WrongClock
 from everstep_services.history.api.http.problems import responses
 
 router = APIRouter(tags=["status"])
+
+_CLOCKS_MOST = 20
 
 
 @router.get("/status", summary="The state of the record", responses=responses())
@@ -38,5 +41,9 @@ async def get_status(context: Ctx, _token: Reader) -> Status:
         is_bus_connected=context.connectedness.is_bus_connected(),
         database=context.database.kind,
         listeners=sum(context.feed.listeners.values()),
+        wrong_clocks=[
+            WrongClock(node=node, offset_s=round(offset_s, 3))
+            for node, offset_s in islice(context.beats.wrong_clocks().items(), _CLOCKS_MOST)
+        ],
         bundle=None if bundle is None else BundleOut.model_validate(bundle, from_attributes=True),
     )

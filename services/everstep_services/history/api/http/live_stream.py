@@ -3,7 +3,15 @@
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,8 +25,9 @@ from everstep.store.errors import StoreError
 from everstep.store.queries import Record
 from everstep.store.tokens import Token
 from everstep_services.history.api.context import Context
-from everstep_services.history.api.http.fact_json import fact_line
+from everstep_services.history.api.http.fact_json import check_bodies, fact_line
 from everstep_services.history.api.http.problems import ProblemError
+from everstep_services.history.bundle import damage_text
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +77,16 @@ class EventStream(Response):
         self._token = token
 
     def _chunks(self) -> AsyncIterator[bytes]:
-        """What to send, as it comes."""
+        """What to send, as it comes. A `ProblemError` ends the stream with its words."""
         raise NotImplementedError
+
+    async def _chunks_and_problem(self) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in self._chunks():
+                yield chunk
+        except ProblemError as problem:
+            data = msgspec.json.encode({"detail": problem.detail, "code": problem.code})
+            yield b"event: problem\ndata: %b\n\n" % data
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the stream to its end."""
@@ -86,7 +103,7 @@ class EventStream(Response):
         limit_s = self._context.settings.slow_client_s
         begin = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(begin)
-        async for chunk in self._chunks():
+        async for chunk in self._chunks_and_problem():
             try:
                 async with asyncio.timeout(limit_s):
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
@@ -122,7 +139,7 @@ class LiveStream(EventStream):
             rows = await self._read_after(n)
             if rows:
                 n = rows[-1]["n"]
-                if chunk := b"".join(self._event(r) for r in rows if self._matches(r)):
+                for chunk in self._events(row for row in rows if self._matches(row)):
                     yield chunk
             keep_alive_s = context.settings.keep_alive_s
             if context.clock.now() - checked >= keep_alive_s:
@@ -152,7 +169,27 @@ class LiveStream(EventStream):
         data = f'{{"reason":"{self._start.reset}","n":{self._start.n}}}'
         return format_sse_event(data_str=data, event="reset", id=id_, retry=2000)
 
+    def _events(self, rows: Iterable[Record]) -> Iterator[bytes]:
+        """The events of facts in one piece. Raises `ProblemError` after those before a damage."""
+        events: list[bytes] = []
+        damage: str | None = None
+        for row in rows:
+            try:
+                events.append(self._event(row))
+            except Exception as error:
+                damage = damage_text(error) if self._context.bundle is not None else None
+                if damage is None:
+                    raise
+                log.warning("bundle_damaged n=%d error=%s", row["n"], damage)
+                break
+        if events:
+            yield b"".join(events)
+        if damage is not None:
+            raise ProblemError(500, "bundle_damaged", damage)
+
     def _event(self, row: Record) -> bytes:
+        if self._context.bundle is not None:
+            check_bodies([row])
         id_ = f"{self._context.epoch}-{row['n']}"
         return b"event: fact\nid: %b\ndata: %b\n\n" % (id_.encode(), fact_line(row))
 
@@ -252,8 +289,7 @@ class LogStream(EventStream):
                 page = await self._following(page)
             except ProblemError as problem:
                 if problem.status_code != 503:
-                    yield b"event: problem\ndata: %b\n\n" % _detail(problem)
-                    return
+                    raise
                 page = Lines(page.round, page.next, b"", is_end=True)
                 await clock.sleep(_AWAY_S)
 
@@ -263,7 +299,3 @@ class LogStream(EventStream):
         if is_over and (begun := await self._next_round(page.round)) is not None:
             return begun
         return await self._after(page.next)
-
-
-def _detail(problem: ProblemError) -> bytes:
-    return msgspec.json.encode({"detail": problem.detail, "code": problem.code})

@@ -1,6 +1,7 @@
 """Parameters in paths and filters that several endpoints share."""
 
 import re
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -18,26 +19,33 @@ _MOMENT = re.compile(
 _WHOLE = re.compile(r"-?\d{1,40}", re.ASCII)
 
 
-def check_window(since: datetime | None, until: datetime | None, now: datetime) -> None:
-    """Refuse a window that can have nothing in it: in the future, or with its end before it."""
+def check_window(
+    since: datetime | None, until: datetime | None, now: datetime, *, prefix: str = ""
+) -> None:
+    """Refuse a window that can have nothing in it: in the future, or with its end before it.
+
+    The names of the parameters begin with `prefix`.
+    """
     if since is not None and until is not None and not since < until:
         raise ProblemError(
             400,
             "bad_window",
             f"the window ends ({_shown(until)}) before it begins ({_shown(since)}): "
-            "give an `until` that is later than `since`",
+            f"give an `{prefix}until` that is later than `{prefix}since`",
         )
     if since is not None and since > now:
         raise ProblemError(
             400,
             "bad_window",
-            f"the window begins in the future: `since` is {_shown(since)}, and it is "
+            f"the window begins in the future: `{prefix}since` is {_shown(since)}, and it is "
             f"{_shown(now)} now; give a moment that has passed",
         )
 
 
 def _shown(at: datetime) -> str:
-    return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    with suppress(OverflowError):  # in UTC it would be before the year 1, or after the year 9999
+        at = at.astimezone(UTC)
+    return at.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _flag(value: object) -> object:
