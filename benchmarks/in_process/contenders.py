@@ -56,7 +56,8 @@ class InProcess(Contender):
     def start(self, stage: Stage, shape: Shape, training: Training) -> None:
         del training
         command = [str(self._python), str(SCRIPT), str(stage.marks.folder), self._how]
-        stage.start("ranks", [*command, str(shape.ranks)], {"CUDA_VISIBLE_DEVICES": ""})
+        environ = {"CUDA_VISIBLE_DEVICES": "", "EVERSTEP_ATTACH": "off"}
+        stage.start("ranks", [*command, str(shape.ranks)], environ)
 
 
 class Everstep(Launcher):
