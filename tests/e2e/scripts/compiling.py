@@ -17,6 +17,7 @@ import torch.distributed as dist
 import trainer_sdk
 
 STEPS_BEFORE = 3
+HANGS = 2.0
 
 
 def main(folder: Path) -> None:
@@ -35,13 +36,14 @@ def main(folder: Path) -> None:
     while go_on.item():
         with run.section("forward"):
             forward(torch.ones(4 if run.steps_made < STEPS_BEFORE else 5))
-            if (folder / "hang").exists():
+            if go_on.item() == HANGS:  # both ranks know it from rank 0, in the same step
                 if is_first and os.environ["EVERSTEP_ROUND"] == "1":
                     (folder / "hangs").touch()
                     time.sleep(1000)
                 wait_for(folder / "hangs")  # so that rank 0 has stopped before rank 1 waits for it
         with run.section("exchange"):
-            go_on.fill_(0.0 if (folder / "end").exists() else 1.0)
+            hangs = HANGS if (folder / "hang").exists() else 1.0
+            go_on.fill_(0.0 if (folder / "end").exists() else hangs)
             dist.broadcast(go_on, 0)
             time.sleep(0.02)
         run.step()
