@@ -155,6 +155,8 @@ class PatchedClient(Client):
 
     async def _connect_to_server(self, s: Srv) -> None:
         self._go_on()
+        if self._transport is not None:
+            self._transport.close()  # type: ignore[no-untyped-call]  # of a handshake that failed
         try:
             await super()._connect_to_server(s)
         except Exception:

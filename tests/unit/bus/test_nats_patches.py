@@ -1,11 +1,16 @@
 """However what arrives is cut, each message is heard once, whole, and in its order."""
 
+import asyncio
+import gc
+from contextlib import suppress
+
 from hypothesis import given
 from hypothesis import strategies as st
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from everstep.bus.nats_patches import PatchedClient
+from everstep.bus.nats_patches import PatchedClient, dispose
+from tests.waiting import WITHIN_S
 
 QUICK, SLOW = 1, 2
 BODIES = st.binary(max_size=40) | st.sampled_from([b"\r\n", b"MSG a 1 3\r\nabc\r\n", b"PING\r\n"])
@@ -97,3 +102,34 @@ async def test_what_was_begun_on_an_old_connection_does_not_go_on() -> None:
     client._ps.reset()
     await client._ps.parse(whole)
     assert [data for _, _, data in client.heard] == [b"one"]
+
+
+async def test_the_connection_of_a_handshake_that_failed_is_closed_before_the_next() -> None:
+    """Nothing is left to the garbage collector, which would warn of it (A14.4)."""
+    writers: list[asyncio.StreamWriter] = []
+    refused = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        writer.write(b"INFO {}\r\n")
+        await reader.readline()
+        if len(writers) > 1:
+            writer.write(b"-ERR 'Authorization Violation'\r\n")
+            with suppress(ConnectionResetError):
+                await reader.read()  # until the client closes it
+        else:
+            writer.write(b"PONG\r\n")
+        if len(writers) > 3:
+            refused.set()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        client = PatchedClient()
+        await client.connect(f"nats://127.0.0.1:{port}", reconnect_time_wait=0.01)
+        await asyncio.wait_for(refused.wait(), WITHIN_S)
+        await dispose(client)
+        for writer in writers:
+            with suppress(ConnectionError):
+                await asyncio.wait_for(writer.wait_closed(), WITHIN_S)
+    gc.collect()
