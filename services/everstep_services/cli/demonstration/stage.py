@@ -24,6 +24,50 @@ from everstep_services.cli.machine.state import RunningServices, StateDir
 _ENDS_WITHIN_S = 30.0
 
 
+class EndSignals:
+    """The signals that end the demonstration. While a process is started, they wait.
+
+    A process that was started, but not noted yet, would outlive the demonstration.
+    """
+
+    def __init__(self) -> None:
+        self._waits = False
+        self._waiting: int | None = None
+
+    def install(self) -> None:
+        """Handle the signals from now on, but for an interrupt that is ignored, as with nohup."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._heard)
+
+    @contextmanager
+    def put_off(self) -> Iterator[None]:
+        """Let the signals wait until the end of the block."""
+        self._waits = True
+        try:
+            yield
+        finally:
+            self._waits = False
+            if self._waiting is not None:
+                _end(self._waiting)
+
+    def _heard(self, number: int, frame: object) -> None:
+        del frame
+        self._waiting = number
+        if not self._waits:
+            _end(number)
+
+
+def _end(number: int) -> NoReturn:
+    """Stop what was started on the way out."""
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise SystemExit(128 + number)
+
+
+END_SIGNALS = EndSignals()
+
+
 class Cluster:
     """One `everstep up` as a process of its own, in a folder of its own."""
 
@@ -50,7 +94,8 @@ class Cluster:
             file = self.folder / "everstep.toml"
             file.write_text(self._settings)
             command += ["--config", str(file)]
-        self._process = _everstep(command, self.state, self._log)
+        with END_SIGNALS.put_off():
+            self._process = _everstep(command, self.state, self._log)
         while self.state.running() is None:
             if self._process.poll() is not None:
                 raise CliError(f"everstep up failed: {last_line(self._log)}")
@@ -139,7 +184,8 @@ class DemoStory:
         """Start one agent for each node."""
         for place, node in enumerate(nodes):
             own = ["--infra-rank", str(place), "--job", JOB, *arguments]
-            self.agents.append(DemoAgent(self.cluster, node, own))
+            with END_SIGNALS.put_off():
+                self.agents.append(DemoAgent(self.cluster, node, own))
 
     def wait_until(self, is_so: Callable[[], bool], event: str) -> None:
         """Look until it is so; an agent that ends meanwhile is the end of the show."""
@@ -167,8 +213,7 @@ def stage(settings: str = "") -> Iterator[DemoStory]:
     """The stage while it is open. Nothing that was started outlives it, but the folder."""
     if importlib.util.find_spec("torch") is None:
         raise CliError(f"{sys.executable} has no torch, which the demo trains with: make demo")
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _ended)
+    END_SIGNALS.install()
     cluster = Cluster(Path(tempfile.mkdtemp(prefix="everstep-demo-")), settings)
     began = time.monotonic()
     agents: list[DemoAgent] = []
@@ -180,12 +225,6 @@ def stage(settings: str = "") -> Iterator[DemoStory]:
         for agent in agents:
             agent.stop()
         cluster.stop()
-
-
-def _ended(number: int, frame: object) -> NoReturn:
-    """What was started is stopped on the way out, as it is after Ctrl-C."""
-    del frame
-    raise SystemExit(128 + number)
 
 
 def everstep_on(state: StateDir) -> str:
