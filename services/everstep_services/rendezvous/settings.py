@@ -42,9 +42,10 @@ class RendezvousSettings(Settings, frozen=True, kw_only=True):
     """The time between two probes of the same agent."""
     probe_within_s: float = 0.5
     """How long an agent may take to answer a probe."""
-    unheard_after_s: float = 30.0
+    unheard_after_s: float = 120.0
     """A replica that finds a round running, and has not heard an agent of it for this time, probes
-    that agent: it may have died while the control plane was away. Agents reconnect sooner."""
+    that agent: it may have died while the control plane was away. Agents must be able to reconnect
+    sooner: within 45 s after a loss without a sign, plus `bus.reconnect_jitter_s`."""
     probes_at_once: int = 256
     """The most agents that are probed at once."""
     refill_every_s: float = 1800.0

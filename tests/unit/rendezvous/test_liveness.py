@@ -4,9 +4,10 @@ import pytest
 
 from everstep.messages import NodeLost
 from everstep_services.rendezvous.domain.events import Probed
+from everstep_services.rendezvous.settings import RendezvousSettings
 from tests.unit.rendezvous.world import World, spec
 
-AFTER_S = 30.0
+AFTER_S = RendezvousSettings().unheard_after_s
 
 
 def probed(world: World) -> list[str]:
