@@ -1,14 +1,14 @@
 """The control plane goes away: trainings run on, and rounds end when it is back."""
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.conftest import NewCluster
-from tests.e2e.control_planes import ALL, Pieces
+from tests.e2e.conftest import START_WITHIN_S, NewCluster
+from tests.e2e.control_planes import ALL, PATIENT, Pieces
 from tests.e2e.processes import SCRIPTS
 from tests.variants import variant
 from tests.waiting import until
@@ -52,6 +52,35 @@ def test_a_training_runs_on_whatever_is_away(
     assert [one["trigger"] for one in cluster.incidents()] == ["rank_exited"]
     assert [one["round"] for one in cluster.facts("round_formed")] == [1, 2]
     assert cluster.facts("node_lost") == []
+
+
+@pytest.fixture
+def soon(tmp_path: Path) -> Iterator[Pieces]:
+    """A control plane that probes members which it has not heard after 3 s."""
+    pieces = Pieces(tmp_path, **PATIENT, EVERSTEP_RENDEZVOUS__UNHEARD_AFTER_S="3")
+    try:
+        pieces.start(START_WITHIN_S)
+        yield pieces
+    finally:
+        pieces.stop()
+
+
+def test_a_node_that_dies_with_the_control_plane_is_replaced(
+    soon: Pieces, new_cluster: NewCluster, job: str
+) -> None:
+    """Agents of the next allocation must not stand by for a node that nobody hears (A12.3)."""
+    cluster = new_cluster(soon, job)
+    first = cluster.steady()
+    cluster.until_stepping(1)
+    soon.kill(*ALL)
+    first.kill_node()
+    soon.restart(*ALL)
+    cluster.steady(node="node-2")
+    cluster.until_stepping(2)
+    (incident,) = cluster.closed(1)
+    assert (incident["trigger"], incident["node"]) == ("node_lost", "node-1")
+    cluster.finish()
+    cluster.until_done()
 
 
 Reach = Callable[[Cluster], Callable[[], None]]
