@@ -133,7 +133,8 @@ class Agent:
             return self._go(dismissed, self.limits.stop_grace_s)
         acts = self._say_refused(reply)
         if self._part is None:
-            acts += self._stand(is_spare=reply.standing == "spare")
+            if self.round is None or reply.round >= self.round:  # an order may overtake an answer
+                acts += self._stand(is_spare=reply.standing == "spare")
             wait_s = self.limits.ask_again_s if reply.retry_after_s is None else reply.retry_after_s
             self._ask_at = now + wait_s
         if reply.order is not None:

@@ -421,3 +421,15 @@ def test_a_spare_answers_a_comparison_and_reports_no_other_probe() -> None:
     assert (report.round, report.event, report.check_state) == (3, "check_compared", "failed")
     assert agent.check_failed("nic", "end_round", "down", "f" * 32) == []
     assert agent.reported(report, Reported(round=3, is_current=False), now=2) == []
+
+
+def test_an_answer_that_an_order_overtook_takes_no_spare_its_standing() -> None:
+    """The answer to `join` says that the job forms; the order to stand by says that it has."""
+    agent = Agent(AgentTimeouts())
+    assert agent.ordered(StandBy(**common(1))) == [ShowLine("standing by as a spare")]
+    assert agent.joined(reply(0, standing="waiting"), now=1) == []
+    (report,) = agent.check_compared("nic", "ok", "up")
+    assert isinstance(report, SendReport)
+    assert agent.joined(reply(1, standing="spare"), now=2) == [], "it is not said again"
+    agent.joined(reply(1, standing="waiting"), now=3)
+    assert agent.check_compared("nic", "ok", "up") == [], "round 1 is ending"
