@@ -17,7 +17,7 @@ def test_a_warm_training_survives_a_killed_forge_and_a_killed_rank(cluster: Clus
     script = (str(SCRIPTS / "gloo.py"), str(cluster.folder))
     agent = cluster.run("--nproc-per-node", "2", *script)
     cluster.until_stepping(1, 60)
-    assert cluster.facts("round_started")[0]["warm_ranks"] == 2
+    assert cluster.until_fact("round_started")["warm_ranks"] == 2
     (first,) = forges(agent.warden)
     os.kill(first, signal.SIGKILL)
     until(lambda: [pid for pid in forges(agent.warden) if pid != first], "there is another forge")
@@ -76,6 +76,8 @@ def test_the_first_step_of_a_round_has_the_number_of_the_script(cluster: Cluster
     """The optimizer steps before the script counts: what a restart costs must be right (A4.1)."""
     agent = cluster.run("--cold", str(SCRIPTS / "resuming.py"), way)
     assert agent.wait() == 0
+    cluster.until_fact("job_ended")
+    cluster.until_stepping(2)
     firsts = [one["step"] for one in cluster.facts("progress_made") if one.get("is_first")]
     assert firsts == [1, 9]
     (closed,) = cluster.facts("incident_closed")
