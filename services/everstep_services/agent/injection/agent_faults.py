@@ -98,7 +98,7 @@ def _mend_link(relay: Relay, name: LinkFault) -> None:
 
 async def _fill(folder: Path, most: int) -> IO[bytes]:
     """Take the space in a thread; if this is cancelled meanwhile, the space is free at its end."""
-    filling = asyncio.create_task(asyncio.to_thread(_filled, folder, most))
+    filling = asyncio.get_running_loop().run_in_executor(None, _filled, folder, most)
     try:
         return await asyncio.shield(filling)
     except asyncio.CancelledError:  # which does not end the thread
