@@ -13,6 +13,7 @@ from tests.e2e.cluster import Agent, Cluster
 from tests.e2e.operators import ask
 from tests.e2e.processes import SCRIPTS
 from tests.waiting import until
+from trainer_sdk.checkpoint.manifest import INDEX, BadManifestError, ImageIndex, decode
 
 START_WITHIN_S = 90.0
 SELDOM = 1_000_000
@@ -49,12 +50,29 @@ def until_step(cluster: Cluster, step: int) -> None:
     )
 
 
+def until_kept(folder: Path, step: int) -> None:
+    """The node has a whole state of each rank, as new as this: its writer may start late."""
+
+    def newest(rank: int) -> int:
+        places = folder.rglob(f"own/rank-{rank}/*/{INDEX}")
+        indexes = [decode(place.read_bytes(), ImageIndex, str(place)) for place in places]
+        return max(index.identity.step for index in indexes)
+
+    until(
+        lambda: min(newest(rank) for rank in range(2)),
+        f"both ranks have step {step} on the node",
+        holds=lambda kept: kept >= step,
+        despite=(OSError, ValueError, BadManifestError),  # there is none yet, or it is written over
+        within_s=START_WITHIN_S,
+    )
+
+
 def test_after_a_kill_the_training_goes_on_from_memory_as_if_nothing_had_been(
     cluster: Cluster,
 ) -> None:
     training(cluster, every=SELDOM, memory_every=5)
     cluster.until_fact("fresh_started", within_s=START_WITHIN_S)
-    until_step(cluster, 40)
+    until_kept(cluster.folder / "memory", 30)
     cluster.kill_rank(1, 1)
     found = restored(cluster, 2)
     assert {tier for _, tier in found} == {"memory"}
@@ -140,9 +158,12 @@ def test_a_memory_that_is_lost_is_no_fresh_start_unless_that_is_allowed(
 ) -> None:
     """It says what was there, and does not take it for "there has never been one" (A8.7)."""
     first = training(cluster, every=SELDOM, memory_every=5)
-    until_step(cluster, 20)
+    until_kept(cluster.folder / "memory", 20)
+    note = cluster.folder / "node-1" / "kept" / f"{cluster.job}@node-1.json"
+    until(note.exists, "the agent has noted that there is a state")
     first.kill()
     assert first.wait(START_WITHIN_S) == -signal.SIGKILL
+    until(cluster.left, "no process is left, which could still write", holds=lambda left: not left)
     shutil.rmtree(cluster.folder / "memory")  # as when the node was started again
     second = training(cluster, "--max-restarts", "0", every=SELDOM, memory_every=5)
     failed = cluster.until_fact("restore_failed", within_s=START_WITHIN_S)
@@ -171,7 +192,7 @@ def test_states_on_a_local_disk_are_there_after_the_power_was_cut(cluster: Clust
     disk = cluster.folder / "nvme"
     disk.mkdir()
     first = training(cluster, "--local-root", str(disk), every=SELDOM, memory_every=5)
-    until_step(cluster, 20)
+    until_kept(disk, 20)
     first.kill_node()
     until(cluster.left, "no process is left", holds=lambda left: not left)
     made = max(losses(cluster.folder, 0))
