@@ -14,10 +14,14 @@ NODES = ("node-1", "node-2", "node-3")
 def started(
     cluster: Cluster, policy: str, *, spares: int, slots: int = 2, names: tuple[str, ...] = NODES
 ) -> dict[str, Agent]:
-    """Slots and perhaps a spare; the probe of a node fails while the file `NODE.bad` exists."""
+    """Slots and perhaps a spare; a node's probe fails while the file `NODE.bad` exists.
+
+    The probes of all nodes fail while the file `all.bad` exists.
+    """
     agents = {}
     for place, node in enumerate(names[: slots + spares]):
-        probe = f"test ! -e {cluster.folder / node}.bad || {{ echo the disk is on fire; exit 2; }}"
+        bads = " || ".join(f"test -e {bad(cluster, name)}" for name in (node, "all"))
+        probe = f"if {bads}; then echo the disk is on fire; exit 2; fi"
         config = cluster.folder / f"{node}.toml"
         config.write_text(
             f"[checks]\nprobe_cpu_percent = 50\nsite = {{fire = \"sh -c '{probe}'\"}}\n"
@@ -69,8 +73,7 @@ def test_a_probe_that_fails_on_one_node_gives_its_slot_to_the_spare(cluster: Clu
 def test_a_probe_that_fails_on_all_nodes_accuses_none(cluster: Cluster) -> None:
     """What all nodes share has failed: the round goes on, and the decision is recorded."""
     started(cluster, "end_round", spares=0)
-    for node in ("node-1", "node-2"):
-        bad(cluster, node).touch()
+    bad(cluster, "all").touch()
     check_shared(cluster, "accuses no node")
 
 
