@@ -2,13 +2,16 @@
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import IO
 from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
 
+from everstep_services.agent.injection import agent_faults
 from everstep_services.agent.injection.agent_faults import AgentFaults
 from everstep_services.agent.injection.relay import (
     Relay,
@@ -16,7 +19,7 @@ from everstep_services.agent.injection.relay import (
     servers_of,
     without_others,
 )
-from tests.waiting import until_async
+from tests.waiting import WITHIN_S, turns, until_async
 from trainer_sdk.inject.catalog import BadFaultError, fault_request
 
 HELLO = b'INFO {"server_id": "x", "connect_urls": ["10.0.0.2:4222"]}\r\n'
@@ -127,6 +130,28 @@ async def test_a_full_disk_is_empty_again(tmp_path: Path) -> None:
     missing = fault_request("disk_full", target=str(tmp_path / "none"))
     with pytest.raises(BadFaultError, match="is not a folder that can be written to"):
         await asyncio.to_thread(harm.check, missing)
+
+
+async def test_a_full_disk_that_is_taken_back_while_it_fills_is_empty_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end, filled = threading.Event(), agent_faults._filled
+
+    def slowly(folder: Path, most: int) -> IO[bytes]:
+        file = filled(folder, most)
+        assert may_end.wait(WITHIN_S)
+        return file
+
+    monkeypatch.setattr(agent_faults, "_filled", slowly)
+    wished = fault_request("disk_full", amount=1, target=str(tmp_path), for_s=60)
+    task = asyncio.create_task(AgentFaults(None).make(wished))
+    await until_async(lambda: largest(tmp_path), "the space is taken")
+    task.cancel()
+    await turns()
+    may_end.set()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert largest(tmp_path) == 0
 
 
 def largest(folder: Path) -> int:

@@ -65,13 +65,17 @@ async def verdict_in_force(training: Training) -> VerdictReached | None:
 
 
 async def until_weighed(replica: AttributionReplica, training: Training, pieces: int) -> None:
-    """The case has this number of pieces of evidence, and no analysis of it is due or runs."""
+    """The case has this number of pieces of evidence, and no analysis of it is due or runs.
+
+    The replica also has the incidents that earlier tests left on the server.
+    """
     await until_async(
         lambda: case_of(training),
         "the evidence is in the case",
         holds=lambda case: len(case.evidence) == pieces,
     )
-    await until_async(lambda: replica.statistics()["waiting"] == 0, "no analysis is due")
+    case = (training.job, training.incident)
+    await until_async(lambda: case not in replica.attribution._watches, "no analysis is due")
 
 
 def correction(training: Training, cause: str = "data", **more: object) -> CorrectVerdict:

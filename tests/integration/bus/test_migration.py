@@ -24,6 +24,7 @@ from everstep.bus.client import NatsBus
 from everstep.bus.errors import BusConfigError, BusDeniedError
 from everstep.bus.server.config import ServerPlan, move_streams
 from everstep.bus.server.dev_server import dev_server
+from tests.e2e.ports import free_port
 from tests.integration.bus.facts import ended, numbers
 from tests.integration.bus.one_account import one_account
 from tests.integration.bus.servers import refused, server_with, store_in
@@ -141,12 +142,6 @@ def everstep(*words: str, **environ: str) -> str:
 def secrets_in(folder: Path) -> list[str]:
     seeds = [path.read_text().strip() for path in folder.rglob("*.seed")]
     return [*seeds, *(read_credentials(path).seed for path in folder.rglob("*.creds"))]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_streams_are_not_moved_below_a_running_server_nor_over_others(tmp_path: Path) -> None:

@@ -22,8 +22,10 @@ from everstep.messages import (
     CheckResult,
     NodeBeat,
     NodeCheckFinished,
+    NodeStandings,
     RankBeat,
     RunChecks,
+    ShowNodes,
     WatchChanged,
 )
 from everstep_services.cli.__main__ import main
@@ -169,6 +171,15 @@ async def test_a_node_is_kept_out_and_let_in_again(
     assert node in capsys.readouterr().out
 
 
+async def is_known(stack: Stack) -> bool:
+    """Health has heard of the agent's node."""
+    question = ShowNodes(job=subjects.CLUSTER, nodes=(stack.agent.node,))
+    answer = await stack.bus.ask(
+        "health", "nodes", question, NodeStandings, job=subjects.CLUSTER, within_s=30
+    )
+    return answer.nodes[0].silence_s is not None
+
+
 async def test_a_mistyped_node_is_not_excluded(
     stack: Stack,
     shared_nats: DevServer,
@@ -181,6 +192,7 @@ async def test_a_mistyped_node_is_not_excluded(
         state="running", round=1, slot=0,
     )  # fmt: skip
     stack.bus.send(subjects.beat(beat.job, beat.node), beat)
+    await until_async(lambda: is_known(stack), "health has heard the node")
     wrong, unjoined = f"{stack.agent.node}x", f"{stack.agent.job}-yet-to-join"
     refused = (
         f"everstep: no node is called '{wrong}'; did you mean {stack.agent.node}? With force, a "

@@ -48,8 +48,9 @@ async def all_gone(folder: Path, count: int) -> None:
     await until_async(left, "nothing of a check is left", holds=lambda pids: not pids)
 
 
-def own_children() -> list[psutil.Process]:
-    return list(psutil.Process().children())
+def own_children() -> set[psutil.Process]:
+    """A child of an earlier test may still be among them, and end meanwhile."""
+    return set(psutil.Process().children())
 
 
 async def test_it_examines_this_node_and_leaves_nothing(tmp_path: Path) -> None:
@@ -63,7 +64,7 @@ async def test_it_examines_this_node_and_leaves_nothing(tmp_path: Path) -> None:
     assert "clock" in json.loads((tmp_path / "notes" / "n1.json").read_text())["host"]
     assert (tmp_path / "notes" / "n1.json").stat().st_mode & 0o777 == 0o600
     assert os.listdir(tmp_path / "notes") == ["n1.json"]
-    assert own_children() == before
+    assert own_children() <= before
 
 
 async def test_a_check_that_hangs_is_unknown_and_hides_no_other(tmp_path: Path) -> None:
@@ -78,7 +79,7 @@ async def test_a_check_that_hangs_is_unknown_and_hides_no_other(tmp_path: Path) 
     assert [one.reason for one in hung] == ["it did not answer within 20 s"]
     assert "limits" in {one.subject for one in found.results}  # what it had found before
     assert found.is_healthy
-    assert own_children() == before
+    assert own_children() <= before
 
 
 async def test_the_bound_for_all_is_kept_also_when_the_process_never_starts_to_speak(
@@ -91,7 +92,7 @@ async def test_the_bound_for_all_is_kept_also_when_the_process_never_starts_to_s
     found = await NodeExaminer(ChecksSettings()).examine(["host", "nic"], "prolog", within_s=0.2)
     assert {one.reason for one in found.results} == {"it did not answer within 0.2 s"}
     assert {one.state for one in found.results} == {"unknown"}
-    assert own_children() == before
+    assert own_children() <= before
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ async def test_daemons_that_a_check_leaves_in_sessions_of_their_own_end_with_it(
     found = await NodeExaminer(settings).examine(["site:forks"], "join")
     assert of(found)["site:forks"].state == ("ok" if then == "echo fine" else "unknown")
     await all_gone(tmp_path, 3)
-    assert own_children() == before
+    assert own_children() <= before
 
 
 async def test_cancelled_it_leaves_no_process_behind(tmp_path: Path) -> None:
@@ -183,7 +184,7 @@ async def test_cancelled_it_leaves_no_process_behind(tmp_path: Path) -> None:
         await until_async(running, "it hangs", despite=FileNotFoundError)
         examining.cancel()
     await all_gone(tmp_path, 2)
-    assert own_children() == before
+    assert own_children() <= before
 
 
 async def test_when_the_asking_process_is_killed_the_checks_end(tmp_path: Path) -> None:

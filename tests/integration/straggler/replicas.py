@@ -8,6 +8,7 @@ from statistics import median
 
 from everstep import subjects
 from everstep.bus.client import NatsBus
+from everstep.bus.errors import AskTimeoutError, BusError
 from everstep.bus.ports import Bus
 from everstep.clock import Clock, SystemClock
 from everstep.messages import (
@@ -22,6 +23,7 @@ from everstep.messages import (
     RankTiming,
     Score,
     ShowHeatMap,
+    ShowScores,
     ShowTimings,
     StragglersDocument,
     TimingRow,
@@ -219,3 +221,24 @@ async def found(bus: NatsBus, job: str, *ranks: int) -> StragglersDocument:
 
 async def said(bus: NatsBus, job: str, kind: type[Fact], count: int) -> list[Fact]:
     return list(await facts_of(bus, kind, count, job))
+
+
+async def window_of(bus: Bus, job: str) -> int:
+    """The newest window that some replica has judged; 0 while nobody answers."""
+    question = ShowScores(job=job)
+    try:
+        table = await bus.ask(
+            "straggler", "scores", question, RankScoreTable, job=job, within_s=1.0
+        )
+    except (BusError, AskTimeoutError):
+        return 0
+    return table.window
+
+
+async def judged(bus: Bus, job: str, step: int) -> None:
+    """Some replica has judged the windows up to this step."""
+    await until_async(
+        lambda: window_of(bus, job),
+        f"windows are judged up to step {step}",
+        holds=lambda last: last >= step,
+    )

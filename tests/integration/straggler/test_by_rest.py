@@ -22,7 +22,7 @@ from everstep_services.cli.errors import Exit
 from everstep_services.straggler.domain.job import JobJudge
 from tests.integration.history.test_rest_operators import history
 from tests.integration.history.test_rest_stragglers import OWN
-from tests.integration.straggler.replicas import at_work
+from tests.integration.straggler.replicas import at_work, judged
 from tests.unit.history.facts import make
 from tests.unit.straggler.windows import Delay, Simulation, Training
 from tests.waiting import until_async
@@ -113,6 +113,7 @@ async def test_a_rank_that_loads_slowly_is_named_by_the_service_and_cleared(stac
         send(6)
         found = await until_async(stack.findings, "rank 5 is found", holds=newest("open"))
         assert (found[0]["cause"], found[0]["section"]) == ("input", "data")
+        await judged(stack.straggler, stack.job, 6 * 16)
         assert found[0]["slowdown_ratio"] == pytest.approx(0.3, rel=0.2)
 
         code, out, err = await stack.command()

@@ -11,11 +11,8 @@ from pathlib import Path
 from everstep import subjects
 from everstep.bus.auth.roles import SERVICE
 from everstep.bus.client import NatsBus
-from everstep.bus.errors import AskTimeoutError, BusError
 from everstep.bus.server.dev_server import DevServer
 from everstep.messages import (
-    RankScoreTable,
-    ShowScores,
     ShowTimings,
     StragglerCleared,
     StragglerFound,
@@ -28,8 +25,10 @@ from tests.integration.straggler.replicas import (
     at_work,
     document,
     found,
+    judged,
     said,
     switch,
+    window_of,
 )
 from tests.unit.straggler.windows import Delay, Simulation, Training
 from tests.waiting import until_async
@@ -75,27 +74,6 @@ async def process(nats: DevServer, folder: Path) -> AsyncIterator[asyncio.subpro
         await started.wait()
 
 
-async def window_of(bus: NatsBus, job: str) -> int:
-    """The newest window that some replica has judged; 0 while nobody answers."""
-    question = ShowScores(job=job)
-    try:
-        table = await bus.ask(
-            "straggler", "scores", question, RankScoreTable, job=job, within_s=1.0
-        )
-    except (BusError, AskTimeoutError):
-        return 0
-    return table.window
-
-
-async def judged(bus: NatsBus, job: str, windows: int) -> None:
-    """Some replica has judged that many."""
-    await until_async(
-        lambda: window_of(bus, job),
-        f"{windows} windows are judged",
-        holds=lambda last: last >= windows * STEPS,
-    )
-
-
 async def test_a_replica_that_was_stopped_takes_nothing_back_and_says_nothing_twice(
     shared_nats: DevServer, bus: NatsBus, job: str, tmp_path: Path
 ) -> None:
@@ -119,9 +97,9 @@ async def test_a_replica_that_was_stopped_takes_nothing_back_and_says_nothing_tw
             second = (await found(bus, job, SLOW_RANK)).found[0]
             assert second.finding != first.finding
         os.kill(stopped.pid, signal.SIGCONT)
-        await judged(bus, job, 24)
+        await judged(bus, job, 24 * STEPS)
         training.send(25)
-        await judged(bus, job, 25)
+        await judged(bus, job, 25 * STEPS)
         assert (await found(bus, job, SLOW_RANK)).found[0].finding == second.finding
         assert len(await said(bus, job, StragglerCleared, 1)) == 1, "not the second one"
         training.send(44)
@@ -164,11 +142,11 @@ async def test_windows_that_are_missing_are_gaps_in_the_table(bus: NatsBus, job:
     training = Trained(bus, job)
     async with at_work(bus, make_judge=JobJudge):
         training.send(2)
-        await judged(bus, job, 2)
+        await judged(bus, job, 2 * STEPS)
         for _ in range(3):
             training._simulation.window(STEPS)
         training.send(4)
-        await judged(bus, job, 7)
+        await judged(bus, job, 7 * STEPS)
         question = ShowTimings(job=job)
         table = await bus.ask("straggler", "timings", question, TimingTable, job=job, within_s=30)
     assert [last // STEPS for _, last in table.windows] == [1, 2, 6, 7]

@@ -63,7 +63,7 @@ class AgentFaults:
                     self.clock.ahead_s = 0.0
             case "disk_full":
                 size = wish.amount * _MB
-                with await asyncio.to_thread(_filled, Path(wish.target), size):
+                with await _fill(Path(wish.target), size):
                     await asyncio.sleep(for_s)
             case "cut_off" | "partition" | "slow_link" as name:
                 assert self._relay is not None, "it was checked"
@@ -94,6 +94,17 @@ def _mend_link(relay: Relay, name: LinkFault) -> None:
             relay.unblock()
         case "slow_link":
             relay.delay_s = 0.0
+
+
+async def _fill(folder: Path, most: int) -> IO[bytes]:
+    """Take the space in a thread; if this is cancelled meanwhile, the space is free at its end."""
+    filling = asyncio.get_running_loop().run_in_executor(None, _filled, folder, most)
+    try:
+        return await asyncio.shield(filling)
+    except asyncio.CancelledError:  # which does not end the thread
+        with contextlib.suppress(OSError):
+            (await filling).close()
+        raise
 
 
 def _filled(folder: Path, most: int) -> IO[bytes]:
