@@ -98,11 +98,13 @@ async def test_a_probe_that_hangs_is_unknown_and_its_processes_are_gone(
     hangs = await asyncio.to_thread(
         site.check, "hangs", f"setsid sleep 1000 & echo $! > {pids}; exec sleep 1000"
     )
+    started: list[int] = []
     for within_s in (1.0, 4.0, 16.0, WITHIN_S):  # a busy machine may start nothing in a second
         run = await site.run(hangs, within_s)
         assert state(run) == "unknown"
         assert "within" in run.results[0].reason
-        if started := await asyncio.to_thread(read_pids, pids):
+        started = await asyncio.to_thread(read_pids, pids)
+        if started:
             break
     (left,) = started
     assert process_tree.stat(left)[:1] in ([], ["Z"])
