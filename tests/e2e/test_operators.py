@@ -24,6 +24,7 @@ def test_a_run_with_its_own_bus_is_stopped_and_ends_with_93(tmp_path: Path, job:
     try:
         until((tmp_path / "step").exists, "it makes steps")
         until(lambda: f"job {job}: http://" in run.said, "it has said where it can be asked")
+        until(lambda: job in command(environ, "jobs").stdout, "history has it on record")
         mistyped = command(environ, "stop", f"{job}x")
         assert mistyped.returncode == Exit.NOT_FOUND
         said = f"everstep: there is no job {job}x; did you mean {job}?\n"

@@ -165,8 +165,11 @@ def test_a_memory_that_is_lost_is_no_fresh_start_unless_that_is_allowed(
     """It says what was there, and does not take it for "there has never been one" (A8.7)."""
     first = training(cluster, every=SELDOM, memory_every=5)
     until_kept(cluster, 5)
+    note = cluster.folder / "node-1" / "kept" / f"{cluster.job}@node-1.json"
+    until(note.exists, "the agent has noted that there is a state")
     first.kill()
     assert first.wait(START_WITHIN_S) == -signal.SIGKILL
+    until(cluster.left, "no process is left, which could still write", holds=lambda left: not left)
     shutil.rmtree(cluster.folder / "memory")  # as when the node was started again
     second = training(cluster, "--max-restarts", "0", every=SELDOM, memory_every=5)
     failed = cluster.until_fact("restore_failed", within_s=START_WITHIN_S)

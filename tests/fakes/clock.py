@@ -51,6 +51,19 @@ class NotedClock(SystemClock):
         await super().sleep(min(seconds, self._most_s))
 
 
+class LeapingClock(SystemClock):
+    """The system's, which a test can put forward; sleeps last as long as before."""
+
+    def __init__(self) -> None:
+        self._leapt_s = 0.0
+
+    def now(self) -> float:
+        return super().now() + self._leapt_s
+
+    def leap(self, seconds: float) -> None:
+        self._leapt_s += seconds
+
+
 async def _settle() -> None:
     """Let every task run until it waits for something else than its turn."""
     await turns(20)

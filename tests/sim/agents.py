@@ -1,5 +1,6 @@
 """An agent as rendezvous meets it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +9,6 @@ from everstep.messages import (
     Join,
     Joined,
     Leave,
-    LeaveJob,
     Message,
     NameExcuse,
     Order,
@@ -16,8 +16,17 @@ from everstep.messages import (
     Reported,
     SaveCheckpoint,
     StartRanks,
-    StopRanks,
 )
+from everstep_services.agent.core.actions import (
+    Action,
+    AskToJoin,
+    ExitAgent,
+    SendReport,
+    StartRound,
+    StopRound,
+)
+from everstep_services.agent.core.agent import Agent as Core
+from everstep_services.agent.core.round_part import AgentTimeouts
 
 if TYPE_CHECKING:
     from tests.sim.fleet import Fleet
@@ -26,11 +35,15 @@ PREEMPTED = 91
 SAY_AGAIN_S = 10.0
 FAULTS_END_S = 40.0
 """Rounds come to a good end only after this."""
+ASK_WITHIN_S = 5.0
 
 
 @dataclass(eq=False)
 class Agent:
-    """One agent as rendezvous meets it: it joins, obeys what is not stale, reports, and dies."""
+    """One agent as rendezvous meets it: it joins, obeys what is not stale, reports, and dies.
+
+    The core of the real agent decides about answers and orders, in whatever order they arrive.
+    """
 
     fleet: "Fleet"
     node: str
@@ -39,7 +52,7 @@ class Agent:
     is_paused: bool = False
     stays_paused: bool = False
     is_unhealthy: bool = False
-    known: int = 0
+    core: Core = field(default_factory=lambda: Core(AgentTimeouts()))
     order: StartRanks | None = None
     is_stopping: bool = False
     running_state: str = ""
@@ -49,7 +62,11 @@ class Agent:
     stops_after: int | None = None
     """The step after which it must stop."""
     last_round: int | None = None
-    missed: list[Message] = field(default_factory=list)
+    missed: list[tuple[Callable[[Message], None], Message]] = field(default_factory=list)
+    asked: int = 0
+    """The number of the `join` that is not answered yet; 0 if there is none."""
+    joins: int = 0
+    is_join_wanted: bool = False
     exit_code: int | None = None
 
     def join_for_ever(self) -> None:
@@ -61,8 +78,36 @@ class Agent:
         self.fleet.later(self.fleet.rng.uniform(4.0, 8.0), self.join_for_ever)
 
     def ask_join(self) -> None:
+        """Ask, one question at a time; an answer that is later than its question's end is lost."""
+        if self.asked:
+            self.is_join_wanted = True
+            return
+        self.joins += 1
+        number = self.asked = self.joins
+        self.is_join_wanted = False
+
+        def answered(reply: Message) -> None:
+            if self.asked == number:
+                self.asked = 0
+                self.joined(reply)
+                self._ask_again()
+
+        def ended() -> None:
+            if self.asked == number:
+                self.asked = 0
+                self.is_join_wanted = True
+                self._ask_again()
+
+        self.fleet.ask(self._join(), answered)
+        self.fleet.later(ASK_WITHIN_S, ended)
+
+    def _ask_again(self) -> None:
+        if self.is_alive and not self.is_paused and self.is_join_wanted:
+            self.ask_join()
+
+    def _join(self) -> Join:
         checks = (CheckResult(check="gpu", state="failed"),) if self.is_unhealthy else ()
-        question = Join(
+        return Join(
             job="j",
             node=self.node,
             instance=self.instance,
@@ -75,56 +120,49 @@ class Agent:
             group=self.fleet.group_of(self.node),
             last_round=self.last_round,
             checks=checks,
-            known_round=self.known,
+            known_round=self.core.round or 0,
             running=self.order,
             running_state=self.running_state,
             evidence_s=0.1,
             stop_s=0.2,
         )
-        self.fleet.ask(question, self.joined)
 
     def joined(self, reply: Message) -> None:
-        if not isinstance(reply, Joined) or not self._takes(reply):
-            return
-        self.known = max(self.known, reply.round)
-        if reply.exit_code is not None:
-            self.exit(reply.exit_code)
-        elif reply.order is not None:
-            self.hear(reply.order)
-        elif self.order is not None and reply.round > self.order.round:
-            self.stop()
+        if isinstance(reply, Joined) and self._takes(self.joined, reply):
+            self._do(self.core.joined(reply, self.fleet.now))
 
     def hear(self, order: Message) -> None:
         """An order: refused when it is older than what we know."""
-        if not isinstance(order, Order) or not self._takes(order):
+        if not isinstance(order, Order) or not self._takes(self.hear, order):
             return
-        if order.round < self.known:
-            return
-        self.known = max(self.known, order.round)
-        if isinstance(order, LeaveJob):
-            self.exit(order.exit_code)
-        elif isinstance(order, StopRanks):
-            self.stop()
-        elif isinstance(order, StartRanks):
-            self.start(order)
+        if isinstance(order, SaveCheckpoint):
+            self.save(order)
         elif isinstance(order, NameExcuse):
             self.excuse(order)
-        elif isinstance(order, SaveCheckpoint):
-            self.save(order)
+        else:
+            self._do(self.core.ordered(order))
 
-    def _takes(self, message: Message) -> bool:
+    def _takes(self, hear: Callable[[Message], None], message: Message) -> bool:
         """The dead hear nothing; the paused hear it when they wake."""
         if self.is_alive and self.is_paused:
-            self.missed.append(message)
+            self.missed.append((hear, message))
         return self.is_alive and not self.is_paused
 
+    def _do(self, acts: list[Action]) -> None:
+        for act in acts:
+            match act:
+                case AskToJoin():
+                    self.ask_join()
+                case StartRound():
+                    self.start(act.order)
+                case StopRound():
+                    self.stop()
+                case ExitAgent():
+                    self.exit(act.code)
+                case _:
+                    pass
+
     def start(self, order: StartRanks) -> None:
-        if self.order is not None:
-            if self.order.round != order.round:
-                self.stop()
-            return
-        if self.last_round is not None and order.round <= self.last_round:
-            return
         self.order, self.running_state = order, ""
         self.busy_until, self.has_stalled, self.stops_after = 0.0, False, None
         self.fleet.record.took_slot(order, self.instance)
@@ -230,27 +268,25 @@ class Agent:
         )
 
         def told(reply: Message) -> None:
-            if isinstance(reply, Reported) and self._works_on(order) and not reply.is_current:
-                self.known = max(self.known, reply.round)
-                if reply.round > order.round:
-                    self.stop()
-                else:
-                    self.ask_join()
+            if isinstance(reply, Reported) and self._takes(told, reply):
+                sent = SendReport(order.round, "reached", "")  # for all events alike
+                self._do(self.core.reported(sent, reply, self.fleet.now))
 
         self.fleet.ask(question, told, sender=self)
 
     def stop(self) -> None:
-        if self.order is None or self.is_stopping:
-            return
         self.is_stopping = True
         self.fleet.later(self.fleet.rng.uniform(0.05, 1.2), self.stopped)
 
     def stopped(self) -> None:
         if self.order is None or not self.is_alive:
             return
-        self.last_round, self.order, self.is_stopping = self.order.round, None, False
-        if not self.is_paused:
-            self.ask_join()
+        if self.is_paused:
+            self.fleet.later(1.0, self.stopped)
+            return
+        number = self.last_round = self.order.round
+        self.order, self.is_stopping = None, False
+        self._do(self.core.stopped(number))
 
     def exit(self, code: int, cause: str = "operator") -> None:
         """Say goodbye, as an agent that is sent away or taken away."""
@@ -259,7 +295,7 @@ class Agent:
             job="j",
             node=self.node,
             instance=self.instance,
-            round=self.known,
+            round=self.core.round or 0,
             cause=cause,
             reason="bye",
             exit_code=code,
@@ -271,7 +307,7 @@ class Agent:
             return
         self.is_paused = False
         missed, self.missed = self.missed, []
-        for message in missed:
-            self.joined(message) if isinstance(message, Joined) else self.hear(message)
+        for hear, message in missed:
+            hear(message)
         if self.is_alive:
             self.ask_join()

@@ -58,6 +58,7 @@ class Fleet:
         self.control = JobControl()
         self.conflicts = 0
         self.crash_rate = 0.05
+        self.late_rate = self.rng.choice([0.0, 0.05, 0.2])
         self.record = Record(self)
         self._queue: list[tuple[float, int, Callable[[], object]]] = []
         self._numbers = itertools.count()
@@ -152,7 +153,9 @@ class Fleet:
     # -- network ---------------------------------------------------------------------------
 
     def delay(self) -> float:
-        return self.rng.expovariate(20.0)
+        """Now and then a message is so late that many newer ones overtake it."""
+        is_late = self.now < CALM_AFTER_S and self.rng.random() < self.late_rate
+        return self.rng.expovariate(20.0) + (self.rng.uniform(0.3, 6.0) if is_late else 0.0)
 
     def is_lost(self) -> bool:
         return self.now < CALM_AFTER_S and self.rng.random() < 0.08

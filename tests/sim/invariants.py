@@ -35,6 +35,7 @@ class Record:
         self._round_before = 0
         self._revision_before = 0
         self._holders: dict[tuple[int, int], str] = {}
+        self._started: set[tuple[int, str]] = set()
         self._refused: set[str] = set()
         self._gone: set[str] = set()
         self._decided: dict[str, str] = {}
@@ -58,7 +59,10 @@ class Record:
         self.is_over = False
 
     def took_slot(self, order: StartRanks, instance: str) -> None:
-        """An agent starts ranks: nobody else may ever have had that slot in that round."""
+        """An agent starts ranks, once: nobody else may ever have had that slot in that round."""
+        start = (order.round, instance)
+        assert start not in self._started, f"{instance} starts round {order.round} again"
+        self._started.add(start)
         holder = self._holders.setdefault((order.round, order.slot), instance)
         assert holder == instance, (
             f"slot {order.slot} of round {order.round} is held by {holder} and {instance}"
@@ -81,6 +85,8 @@ class Record:
             assert holder == question.instance, f"{question.instance} spoke for {holder}"
             assert question.round == self._round_before, "a report of an old round counted"
             self._reported(question)
+        if isinstance(question, Report) and isinstance(reply, Reported) and not is_current:
+            assert not self._is_holder(question), f"a report of a member was lost: {question}"
         if isinstance(question, Join) and isinstance(reply, Joined) and question.checks:
             is_in = reply.is_accepted and not self._leaves(question, reply)
             assert self.is_over or not is_in, "an unhealthy agent was let in"
@@ -89,6 +95,16 @@ class Record:
             self._refused.add(question.instance)
         if isinstance(question, Join) and counted:
             self._known = max(self._known, question.known_round)
+
+    def _is_holder(self, report: Report) -> bool:
+        document = self._fleet.document
+        if document is None or document.round != report.round:
+            return False
+        return any(
+            (seat.instance, seat.slot) == (report.instance, report.slot)
+            and seat.stage in {"starting", "running"}
+            for seat in document.seats
+        )
 
     def _leaves(self, question: Join, reply: Joined) -> bool:
         """Whether the agent must leave: accepted until its ranks are gone, and for no other round.

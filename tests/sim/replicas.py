@@ -8,6 +8,7 @@ from everstep.messages import Join, Message, RoundDocument
 from everstep_services.rendezvous.domain.batch import ReplicaMemory
 from everstep_services.rendezvous.domain.events import BatchOutcome, Event, Tick
 from everstep_services.rendezvous.domain.job import RendezvousJob
+from everstep_services.rendezvous.job_runner import may_be_outdated
 from everstep_services.rendezvous.settings import RendezvousSettings
 
 if TYPE_CHECKING:
@@ -45,7 +46,11 @@ class Replica:
                     return [None] * len(events)
                 self.job = self.made(RendezvousJob.document_for(first, fleet.moment()))
             outcome = self.job.apply(events, fleet.moment(), fleet.control)
-            if not outcome.is_changed or fleet.write(self, self.job.document):
+            if outcome.is_changed and fleet.write(self, self.job.document):
+                break
+            if not outcome.is_changed and (
+                self.revision == fleet.revision or not may_be_outdated(events, outcome)
+            ):
                 break
             fleet.conflicts += 1
             self.load()

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -195,12 +195,14 @@ class JobRunner:
             job = await self._load(events, now)
             if job is None:
                 _no_such_job(self._name, pending)
-                self._wake_at = None
+                self._revision = self._wake_at = None  # another replica may make the document
                 return
             outcome = job.apply(events, now, self._around.control(self._name))
             try:
                 if outcome.is_changed:
                     await self._write(job)
+                elif may_be_outdated(events, outcome) and await self._is_outdated():
+                    continue
             except ConflictError:
                 self._around.counts.conflicts += 1
                 self._revision = None
@@ -253,6 +255,14 @@ class JobRunner:
         except TimeoutError as error:
             raise BusError(f"job {self._name}: its document was not written in time") from error
         self._stored_outbox = bool(job.outbox)
+
+    async def _is_outdated(self) -> bool:
+        """Whether another replica has written since; if so, forget what this replica knows."""
+        stored = await self._documents.get(self._name)
+        if stored.data is None or stored.revision <= (self._revision or 0):
+            return False
+        self._revision = None
+        return True
 
     async def _carry_out(self, outcome: BatchOutcome, pending: Pending) -> None:
         around = self._around
@@ -356,6 +366,18 @@ def _decoded(job: str, data: bytes) -> RoundDocument:
         return _DECODER.decode(data)
     except msgspec.MsgspecError as error:
         raise UnreadableRoundError(job, str(error)) from error
+
+
+def may_be_outdated(events: Sequence[Event], outcome: BatchOutcome) -> bool:
+    """Whether agents report or leave that only a newer document may know.
+
+    An agent does not repeat a report that was answered.
+    """
+    pairs = zip(events, outcome.replies, strict=True)
+    return any(
+        isinstance(event, Leave) or (isinstance(reply, Reported) and not reply.is_current)
+        for event, reply in pairs
+    )
 
 
 def _no_such_job(job: str, pending: Pending) -> None:

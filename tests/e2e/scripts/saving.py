@@ -1,6 +1,7 @@
 """Told that the node goes, it saves at the end of the step and leaves the loop.
 
-It says all that it has heard. With `all` its data worker does not listen to signals.
+It says all that it has heard. With `all` its data worker does not listen to signals, and the rank
+goes on until the file `sent` is there: the signal has then been sent to every process.
 """
 
 import os
@@ -38,7 +39,7 @@ if worker == 0:
             signal.signal(number, signal.SIG_IGN)
     work()
 steps, meeting = OptimizerSteps(), Meeting()
-while not heard:
+while not heard or ("all" in sys.argv and not (folder / "sent").exists()):
     steps.made_one()
     time.sleep(0.02)
 meeting.step(go_on=True)

@@ -210,8 +210,9 @@ async def test_a_handler_that_takes_long_costs_no_connection(
     async def quick(_: Message) -> Message:
         return Done(text="quick")
 
+    often_s = 0.5 if how == "blocking" else 10.0  # a server that stands a while loses clients
     async with (
-        connect(settings_of(nats, ping_interval_s=0.5), "busy") as busy,
+        connect(settings_of(nats, ping_interval_s=often_s), "busy") as busy,
         busy.answer("busy", {"slow": slow, "quick": quick}),
         asyncio.TaskGroup() as tasks,
     ):

@@ -87,7 +87,7 @@ async def judged(
     )
 
 
-@pytest.mark.timeout(180)  # nine processes are started one after the other
+@pytest.mark.timeout(600)  # nine processes are started one after the other
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 async def test_whenever_it_is_killed_it_goes_on_and_nobody_waits_for_it(
     nats: DevServer, tmp_path: Path

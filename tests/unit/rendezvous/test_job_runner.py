@@ -1,10 +1,15 @@
-"""A job runner and its bus: what it knew before the bus was away, it forgets before it decides."""
+"""A job runner, its bus, and other replicas: it decides by no document that it knows is old."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
 
 from everstep.clock import SystemClock
+from everstep.messages import Joined, Leave, Report, Reported, RoundDocument, StartRanks
 from everstep_services.rendezvous.domain.events import JobControl
-from everstep_services.rendezvous.job_runner import JobRunner, ReplicaContext
+from everstep_services.rendezvous.job_runner import BUCKET, JobRunner, ReplicaContext
 from everstep_services.rendezvous.settings import RendezvousSettings
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.unit.rendezvous.world import World, spec
@@ -29,3 +34,95 @@ async def test_a_desk_that_wakes_first_when_the_bus_is_back_forgets_all_the_same
         await asked
         assert runner._memory is not before
         working.cancel()
+
+
+@asynccontextmanager
+async def replicas(server: MemoryServer, count: int) -> AsyncIterator[list[JobRunner]]:
+    """Replicas of one job that no announcement of a newer document reaches."""
+    async with asyncio.TaskGroup() as tasks:
+        runners, working = [], []
+        for _ in range(count):
+            around = ReplicaContext(
+                RendezvousSettings(),
+                MemoryBus(server),
+                SystemClock(),
+                lambda _: JobControl(),
+                tasks,
+            )
+            runners.append(JobRunner("j", around))
+            working.append(tasks.create_task(runners[-1].work_for_ever()))
+        yield runners
+        for work in working:
+            work.cancel()
+
+
+def report(order: StartRanks, event: str) -> Report:
+    return Report(
+        job="j",
+        node="a",
+        instance="a-1",
+        slot=order.slot,
+        round=order.round,
+        event=event,
+        reason=event,
+    )
+
+
+async def joined(runner: JobRunner, world: World) -> StartRanks:
+    reply = await runner.ask(world.ask("a"))
+    assert isinstance(reply, Joined)
+    assert isinstance(reply.order, StartRanks)
+    return reply.order
+
+
+async def seats(server: MemoryServer) -> dict[str, str]:
+    document = await MemoryBus(server).documents(BUCKET).get("j")
+    assert document.data is not None
+    decoded = msgspec.json.decode(document.data, type=RoundDocument)
+    return {seat.node: seat.stage for seat in decoded.seats}
+
+
+async def test_a_report_of_a_round_that_another_replica_formed_counts() -> None:
+    """The report comes to a replica before the announcement of the document with that round."""
+    server, world = MemoryServer(), World(spec(2))
+    async with replicas(server, 2) as (first, second):
+        await first.ask(world.ask("b"))
+        await second.ask(world.ask("b"))
+        order = await joined(first, world)
+        reply = await second.ask(report(order, "started"))
+        assert isinstance(reply, Reported)
+        assert (reply.round, reply.is_current) == (1, True)
+        assert await seats(server) == {"a": "running", "b": "starting"}
+
+
+async def test_a_report_of_a_job_that_another_replica_began_counts() -> None:
+    """The replica was asked about the job before there was a document."""
+    server, world = MemoryServer(), World(spec(1))
+    async with replicas(server, 2) as (first, second):
+        leave = Leave(job="j", node="a", instance="a-0", round=0, cause="operator", reason="bye")
+        await second.ask(leave)
+        order = await joined(first, world)
+        reply = await second.ask(report(order, "started"))
+        assert isinstance(reply, Reported)
+        assert reply.is_current
+
+
+async def test_an_agent_leaves_although_this_replica_has_not_heard_of_it() -> None:
+    """The goodbye comes to a replica before the announcement that the agent has joined."""
+    server, world = MemoryServer(), World(spec(2))
+    async with replicas(server, 2) as (first, second):
+        await first.ask(world.ask("b"))
+        await second.ask(world.ask("b"))
+        await joined(first, world)
+        leave = Leave(job="j", node="a", instance="a-1", round=1, cause="operator", reason="bye")
+        await second.ask(leave)
+        assert (await seats(server))["a"] == "gone"
+
+
+async def test_a_report_that_is_old_for_all_replicas_is_answered_as_such() -> None:
+    server, world = MemoryServer(), World(spec(1))
+    async with replicas(server, 1) as (runner,):
+        order = await joined(runner, world)
+        reply = await runner.ask(report(msgspec.structs.replace(order, round=0), "rank_exited"))
+        assert isinstance(reply, Reported)
+        assert (reply.round, reply.is_current) == (1, False)

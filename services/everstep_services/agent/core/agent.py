@@ -413,6 +413,8 @@ class Agent:
         if part is not None:
             # the same order may come again
             return [] if part.round == order.round else self._outlived(part, order.round)
+        if order.round == self.last_round:  # an order that came before it was overtaken
+            return []
         self._ask_at = None
         self._part = RoundPart(order, self.limits)
         return [*([ShowLine(order.reason)] if order.restarts else []), StartRound(order)]

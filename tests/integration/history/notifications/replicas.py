@@ -10,8 +10,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from everstep.bus.client import NatsBus
-from everstep.clock import SystemClock
-from everstep.messages import Fact
+from everstep.clock import Clock, SystemClock
+from everstep.messages import Fact, NoticesDocument
+from everstep.messages.codec import decode_as
+from everstep.messages.documents.notices import Notice
+from everstep.subjects import CLUSTER
+from everstep_services.history.notifications.documents import BUCKET
 from everstep_services.history.notifications.service import Notifications
 from everstep_services.history.notifications.settings import (
     AlertmanagerSettings,
@@ -65,8 +69,10 @@ def all_targets(server: TargetServer, folder: Path, **more: Any) -> NotifySettin
 
 
 @asynccontextmanager
-async def at_work(settings: NotifySettings, bus: NatsBus) -> AsyncIterator[Notifications]:
-    made = Notifications(settings, bus, SystemClock())
+async def at_work(
+    settings: NotifySettings, bus: NatsBus, clock: Clock | None = None
+) -> AsyncIterator[Notifications]:
+    made = Notifications(settings, bus, clock or SystemClock())
     task = asyncio.create_task(made.work_for_ever())
     try:
         await leading(made)
@@ -87,6 +93,12 @@ async def record(bus: NatsBus, *facts: Fact) -> None:
     now = datetime.now(UTC)
     await asyncio.gather(*(bus.record(replace(fact, at=now)) for fact in facts))
     await bus.flush(30)
+
+
+async def notices_on_bus(bus: NatsBus) -> dict[str, Notice]:
+    """The notices that a replica has written, by their ids: as the next one would read them."""
+    stored = await bus.documents(BUCKET).get(CLUSTER)
+    return {notice.id: notice for notice in decode_as(stored.data or b"", NoticesDocument).notices}
 
 
 async def taken(server: TargetServer, many: int) -> list[tuple[str, str]]:

@@ -15,12 +15,14 @@ from everstep_services.history.notifications.service import Notifications
 from everstep_services.history.notifications.settings import (
     DeadManSettings,
 )
+from tests.fakes.clock import LeapingClock
 from tests.integration.history.notifications.replicas import (
     ROUTING_KEY,
     SLACK_SECRET,
     WEBHOOK_SECRET,
     all_targets,
     at_work,
+    notices_on_bus,
     quick,
     record,
     secret,
@@ -49,9 +51,16 @@ async def test_a_thousand_ranks_are_one_message_and_one_resolve_for_each_target(
 ) -> None:
     """A11.5."""
     caplog.set_level(logging.DEBUG, "everstep_services")
-    async with at_work(all_targets(server, tmp_path, settle_s=1.0), bus) as replica:
+    clock, settings = LeapingClock(), all_targets(server, tmp_path, settle_s=60.0)
+    async with at_work(settings, bus, clock) as replica:
         facts = [opened("i1"), *exits(range(1000)), extended("i1", 1000), judged("i1", "gpu")]
         await record(bus, *facts)
+        await until_async(
+            lambda: notices_on_bus(bus),
+            "all of it is read",
+            holds=lambda notices: "j/i1" in notices and notices["j/i1"].cause == "gpu",
+        )
+        clock.leap(settings.settle_s)
         await taken(server, 4)
         await record(bus, closed("i1"))
         await taken(server, 8)
@@ -82,8 +91,15 @@ async def test_a_verdict_that_comes_after_the_end_is_one_further_message_to_slac
     bus: NatsBus, server: TargetServer, tmp_path: Path
 ) -> None:
     """A11.5: the first verdict was "unknown", and the job trained again before the next."""
-    async with at_work(all_targets(server, tmp_path), bus) as replica:
+    clock, settings = LeapingClock(), all_targets(server, tmp_path, settle_s=60.0)
+    async with at_work(settings, bus, clock) as replica:
         await record(bus, opened("i1"), judged("i1", "unknown"), closed("i1"))
+        await until_async(
+            lambda: notices_on_bus(bus),
+            "all of it is read",
+            holds=lambda notices: "j/i1" in notices and bool(notices["j/i1"].outcome),
+        )
+        clock.leap(settings.settle_s)
         await taken(server, 4)
         await until_async(lambda: replica.statistics()["open"] == 0, "all targets to have it")
         await record(bus, judged("i1", "host", 1))

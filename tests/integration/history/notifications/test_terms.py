@@ -20,6 +20,7 @@ from everstep_services.history.notifications.service import Notifications
 from tests.integration.history.notifications.replicas import (
     at_work,
     leading,
+    notices_on_bus,
     record,
     taken,
     target_counts,
@@ -80,6 +81,11 @@ async def test_a_replica_that_takes_over_forgets_nothing_and_repeats_with_the_sa
         await until_async(lambda: len(server.heard) == 2, "the message once more")
         await record(bus, closed("i1"))
         await until_async(lambda: len(server.heard) == 3, "its end")
+        await until_async(
+            lambda: notices_on_bus(bus),
+            "it is written, so that the next replica does not send it again",
+            holds=lambda notices: [one.state for one in notices["j/i1"].targets] == ["resolved"],
+        )
     keys = [one.key for one in server.heard]
     assert keys == ["j/i1/firing", "j/i1/firing", "j/i1/resolved"]
     assert server.heard[0].body == server.heard[1].body

@@ -175,6 +175,18 @@ def test_an_agent_that_slept_through_two_rounds_stops_its_old_ranks() -> None:
     assert agent.state == "standby"
 
 
+def test_ranks_of_a_round_that_were_stopped_are_not_started_again() -> None:
+    """The answer to `join` repeats the order to start, and comes after the order to stop."""
+    agent = running()
+    agent.ordered(stop())
+    assert agent.joined(reply(1, order=start()), now=1) == []
+    assert agent.stopped(1) == [AskToJoin()]
+    assert agent.joined(reply(1, order=start()), now=2) == []
+    assert (agent.order, agent.wake_at) == (None, 7), "it asks again"
+    assert agent.ordered(start()) == []
+    assert agent.ordered(start(2))[-1] == StartRound(start(2))
+
+
 def test_a_start_of_a_later_round_stops_the_ranks_of_the_earlier_first() -> None:
     agent = running(round=1)
     acts = agent.ordered(start(2))
