@@ -99,7 +99,7 @@ def test_a_rank_that_alone_cannot_start_is_tried_again(cluster: Cluster) -> None
     )
     agent = cluster.run("--cold", "--nproc-per-node", "2", str(script))
     assert agent.wait() == 0
-    assert cluster.facts("job_ended")[0]["rounds"] == 3
+    assert cluster.until_fact("job_ended")["rounds"] == 3
 
 
 def test_by_default_the_repeat_is_only_said_and_a_crash_loop_slows_down(cluster: Cluster) -> None:

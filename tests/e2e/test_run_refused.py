@@ -133,6 +133,7 @@ def test_a_node_that_runs_something_else(cluster: Cluster) -> None:
 def test_a_job_that_is_done_is_not_run_again(cluster: Cluster) -> None:
     cluster.finish()
     assert cluster.steady().wait() == 0
+    cluster.until_fact("job_ended")
     again = cluster.steady()
     assert again.wait() == 0
     assert "is over" in again.said

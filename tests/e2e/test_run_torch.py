@@ -11,19 +11,23 @@ from tests.e2e.cluster import Cluster
 from tests.e2e.processes import SCRIPTS, below
 from tests.waiting import until
 
+START_WITHIN_S = 180.0
+"""Ranks import torch, each for itself where the start is cold."""
+ENDS_WITHIN_S = 600
 
-@pytest.mark.timeout(120)
+
+@pytest.mark.timeout(ENDS_WITHIN_S)
 def test_a_warm_training_survives_a_killed_forge_and_a_killed_rank(cluster: Cluster) -> None:
     script = (str(SCRIPTS / "gloo.py"), str(cluster.folder))
     agent = cluster.run("--nproc-per-node", "2", *script)
-    cluster.until_stepping(1, 60)
-    assert cluster.facts("round_started")[0]["warm_ranks"] == 2
+    cluster.until_stepping(1, START_WITHIN_S)
+    assert cluster.until_fact("round_started")["warm_ranks"] == 2
     (first,) = forges(agent.warden)
     os.kill(first, signal.SIGKILL)
     until(lambda: [pid for pid in forges(agent.warden) if pid != first], "there is another forge")
     assert cluster.facts("round_ended") == []
     cluster.kill_rank(1, 1)
-    cluster.until_stepping(2, 60)
+    cluster.until_stepping(2, START_WITHIN_S)
     cluster.finish()
     cluster.until_done()
     assert [one["round"] for one in cluster.facts("round_formed")] == [1, 2]
@@ -31,14 +35,14 @@ def test_a_warm_training_survives_a_killed_forge_and_a_killed_rank(cluster: Clus
     assert (incident["rank"], incident["outcome"]) == (1, "recovered")
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(ENDS_WITHIN_S)
 def test_the_rank_that_raised_is_named_though_it_left_its_group_first(cluster: Cluster) -> None:
     """Three ranks with gloo, and no decorator (A4.5)."""
     cluster.run("--nproc-per-node", "3", str(SCRIPTS / "gloo.py"), str(cluster.folder))
     for restart, rank in enumerate((1, 0)):
-        cluster.until_stepping(restart + 1, 60)
+        cluster.until_stepping(restart + 1, START_WITHIN_S)
         (cluster.folder / f"raise-{restart}-{rank}").touch()
-    cluster.until_stepping(3, 60)
+    cluster.until_stepping(3, START_WITHIN_S)
     incidents = cluster.closed(2)
     cluster.finish()
     cluster.until_done()
@@ -48,12 +52,12 @@ def test_the_rank_that_raised_is_named_though_it_left_its_group_first(cluster: C
 KILLS = 6
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(ENDS_WITHIN_S)
 def test_the_console_names_the_killed_rank_and_not_its_victims(cluster: Cluster) -> None:
     """A4.5: whichever of them was heard first."""
     options = ("--nproc-per-node", "4", "--max-restarts", "none")
     agent = cluster.run(*options, str(SCRIPTS / "killed_gloo.py"), str(KILLS))
-    assert agent.wait() == 0
+    assert agent.wait(START_WITHIN_S) == 0
     said = re.findall(r"^everstep: round (\d+) is over: (.*)$", agent.said, re.MULTILINE)
     killed = [(str(n), f"rank {n % 4} was ended by SIGKILL") for n in range(1, KILLS + 1)]
     assert said == killed
@@ -71,11 +75,14 @@ def forges(warden: int) -> list[int]:
     return found
 
 
+@pytest.mark.timeout(ENDS_WITHIN_S)
 @pytest.mark.parametrize("way", ["reports", "is silent"])
 def test_the_first_step_of_a_round_has_the_number_of_the_script(cluster: Cluster, way: str) -> None:
     """The optimizer steps before the script counts: what a restart costs must be right (A4.1)."""
     agent = cluster.run("--cold", str(SCRIPTS / "resuming.py"), way)
-    assert agent.wait() == 0
+    assert agent.wait(START_WITHIN_S) == 0
+    cluster.until_fact("job_ended")
+    cluster.until_stepping(2)
     firsts = [one["step"] for one in cluster.facts("progress_made") if one.get("is_first")]
     assert firsts == [1, 9]
     (closed,) = cluster.facts("incident_closed")

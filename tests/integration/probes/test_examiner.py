@@ -5,16 +5,18 @@ import json
 import logging
 import os
 import sys
+import threading
 from pathlib import Path
 
 import psutil
 import pytest
 
 from everstep.messages import CheckResult
-from everstep_services.agent.probes.runner.examiner import NodeExaminer
+from everstep_services.agent.probes.runner.examiner import ChecksProcess, NodeExaminer
+from everstep_services.agent.probes.runner.protocol import Request
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.agent.probes.verdicts import NodeExamination
-from tests.waiting import until_async
+from tests.waiting import turns, until_async
 
 ENOUGH_S = 30.0
 
@@ -185,6 +187,31 @@ async def test_cancelled_it_leaves_no_process_behind(tmp_path: Path) -> None:
         examining.cancel()
     await all_gone(tmp_path, 2)
     assert own_children() <= before
+
+
+async def test_cancelled_while_its_process_starts_it_leaves_no_process_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The agent ends while a thread starts the process."""
+    loop, begin = asyncio.get_running_loop(), ChecksProcess.begin
+    begun, cancelled = asyncio.Event(), threading.Event()
+    started: list[ChecksProcess] = []
+
+    def begin_late(request: Request) -> ChecksProcess:
+        loop.call_soon_threadsafe(begun.set)
+        cancelled.wait(ENOUGH_S)
+        started.append(begin(request))
+        return started[0]
+
+    monkeypatch.setattr(ChecksProcess, "begin", begin_late)
+    async with asyncio.TaskGroup() as tasks:
+        examining = tasks.create_task(NodeExaminer(ChecksSettings()).examine(["host"], "join"))
+        await begun.wait()
+        examining.cancel()
+        await turns(3)
+        cancelled.set()
+    (process,) = started
+    assert process.last_words.startswith("killed by SIGKILL")
 
 
 async def test_when_the_asking_process_is_killed_the_checks_end(tmp_path: Path) -> None:

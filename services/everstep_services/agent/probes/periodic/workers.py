@@ -1,6 +1,7 @@
 """The agent's side of the processes in which probes run."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -189,8 +190,13 @@ class _Worker:
 
     async def _start(self) -> str:
         """Start the process; return why it cannot be used, or nothing."""
+        beginning = asyncio.get_running_loop().run_in_executor(None, _begin)
         try:
-            self._process = await asyncio.to_thread(_begin)
+            self._process = await asyncio.shield(beginning)
+        except asyncio.CancelledError:  # the thread starts it all the same; `end` must know it
+            with contextlib.suppress(OSError):
+                self._process = await beginning
+            raise
         except OSError as error:
             return f"its process cannot be started: {error.strerror}"
         assert self._process.stdout is not None

@@ -211,11 +211,17 @@ class _Heard:
 
 async def _carry_out(request: Request, heard: _Heard) -> str:
     """Run it; return why the process failed, if that is why checks have not answered."""
+    loop = asyncio.get_running_loop()
+    beginning = loop.run_in_executor(None, ChecksProcess.begin, request)
     try:
-        process = await asyncio.to_thread(ChecksProcess.begin, request)
+        process = await asyncio.shield(beginning)
+    except asyncio.CancelledError:  # the thread starts it all the same
+        with contextlib.suppress(OSError):
+            await (await beginning).end()
+        raise
     except OSError as error:
         return f"its process cannot be started: {error.strerror}"
-    until = asyncio.get_running_loop().time() + request.until - time.monotonic() + _DONE_WITHIN_S
+    until = loop.time() + request.until - time.monotonic() + _DONE_WITHIN_S
     try:
         async with asyncio.timeout_at(until):
             await process.listen(heard.take)
