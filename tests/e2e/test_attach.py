@@ -13,7 +13,16 @@ import pytest
 from everstep_services.agent.settings import KINDS
 from everstep_services.cli.errors import CliError
 from tests.e2e.cluster import Body, Cluster
-from tests.e2e.processes import SCRIPTS, Process, alive, environment, kill_all, python, tagged
+from tests.e2e.processes import (
+    SCRIPTS,
+    Process,
+    alive,
+    below,
+    environment,
+    kill_all,
+    python,
+    tagged,
+)
 from tests.waiting import until
 
 SCRIPT = str(SCRIPTS / "launched.py")
@@ -53,12 +62,17 @@ class Launched:
         ]
 
     def agents(self) -> list[int]:
-        """The agents that watch, by their command lines."""
-        return [
+        """The agents that watch, by their command lines.
+
+        A child has its parent's command line until it begins its own program.
+        """
+        named = [
             pid
             for pid in tagged(self.cluster.tag)
             if b"everstep_services.cli.attached" in _command(pid)
         ]
+        children = {child.pid for pid in named for child in below(pid)}
+        return [pid for pid in named if pid not in children]
 
     def until_now(self, holds: Callable[[dict[int, Body]], bool], what: str) -> dict[int, Body]:
         return until(self.cluster.ranks, what, holds=holds, despite=CliError)

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from tests.e2e.cluster import Agent, Cluster
-from tests.e2e.processes import SCRIPTS, below
+from tests.e2e.processes import ROOT, SCRIPTS, below
 from tests.variants import variant
 from tests.waiting import until
 
@@ -211,8 +211,13 @@ def test_a_probe_in_flight_has_no_result_and_nothing_follows(cluster: Cluster) -
 
 
 def test_a_signal_while_ranks_start_ends_the_node_at_once(cluster: Cluster) -> None:
-    agent = loading(cluster)
-    until(lambda: agent.children("bootstrap"), "it has a forge", within_s=START_WITHIN_S)
+    """Its forge imports what never ends: ranks cannot begin before the signal comes."""
+    began = cluster.folder / "began"
+    imported = f"import threading\nopen({str(began)!r}, 'w').close()\nthreading.Event().wait()\n"
+    (cluster.folder / "never_imported.py").write_text(imported)
+    path = f"{ROOT}:{cluster.folder}"
+    agent = loading(cluster, "on", "--warm", "--preload", "never_imported", PYTHONPATH=path)
+    until(began.exists, "its forge imports", within_s=START_WITHIN_S)
     broadcast(agent, signal.SIGTERM)
     assert agent.wait() == 128 + signal.SIGTERM
     assert cluster.facts("rank_exited") == []

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.ports import free_port
 from trainer_sdk.nvrx import aliases
 
 SCRIPT = Path(__file__).parent / "scripts" / "wrapped_ranks.py"
@@ -18,7 +19,7 @@ STEPS = 6
 def trained(folder: Path, fault: str, ranks: int) -> list[int]:
     """The exit codes of the ranks of a training without an agent."""
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(folder), str(ranks), fault],
+        [sys.executable, str(SCRIPT), str(folder), str(ranks), fault, str(free_port())],
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join([aliases.FOLDER, str(SCRIPT.parents[4])]),

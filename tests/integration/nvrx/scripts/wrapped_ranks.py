@@ -1,14 +1,13 @@
-"""A wrapped training of gloo ranks: `wrapped_ranks.py FOLDER RANKS FAULT`, which forks the ranks.
+"""A wrapped training of gloo ranks: `wrapped_ranks.py FOLDER RANKS FAULT PORT` forks the ranks.
 
-Under a launcher it is a rank itself, and RANKS is 0. Each rank writes what its function has seen
-last: iteration, rank, number of ranks, and the sum of all steps.
+Under a launcher it is a rank itself: RANKS is 0, and there is no PORT. Each rank writes what its
+function has seen last: iteration, rank, number of ranks, and the sum of all steps.
 Nothing in it knows Everstep.
 """
 
 import json
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -107,17 +106,14 @@ def run() -> None:
     (FOLDER / f"result-{initial()}").write_text(json.dumps(result))
 
 
-def forked() -> list[int]:
-    """The exit codes of the ranks."""
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        port = opened.getsockname()[1]
+def forked(port: str) -> list[int]:
+    """The exit codes of the ranks, which meet at this port."""
     ranks = []
     for rank in range(RANKS):
         pid = os.fork()
         if not pid:
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
-            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             code = 1
             try:
                 run()
@@ -133,6 +129,6 @@ def forked() -> list[int]:
 
 if __name__ == "__main__":
     if RANKS:
-        print(json.dumps(forked()))
+        print(json.dumps(forked(sys.argv[4])))
     else:
         run()
