@@ -80,7 +80,7 @@ began.mkdir(exist_ok=True)
 while len(list(began.iterdir())) < int(os.environ["WORLD_SIZE"]):
     time.sleep(0.01)
 """
-"""All ranks fail at the same time: rendezvous compares only those that fail soon after the first."""
+"""All ranks fail at one time: rendezvous compares those that fail soon after the first."""
 
 
 @pytest.mark.parametrize("kind", ["flag", variant("import")])
