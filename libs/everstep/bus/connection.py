@@ -32,7 +32,7 @@ from everstep.bus.diagnosis import (
     explain,
     is_final,
 )
-from everstep.bus.errors import BusDeniedError, BusError, BusUnreachableError
+from everstep.bus.errors import BusDeniedError, BusError, BusUnreachableError, JetStreamOffError
 from everstep.bus.nats_patches import Hear, PatchedClient, dispose, settle
 from everstep.bus.settings import BusSettings
 
@@ -41,6 +41,10 @@ log = logging.getLogger(__name__)
 _DENIED = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"', re.I)
 _REBUILD_FIRST_S = 0.1
 _REBUILD_MAX_S = 30.0
+JETSTREAM_WITHIN_S = 5.0
+"""A server needs a moment to set JetStream up for a new account, when all its agents come at once.
+"""
+_ASK_JETSTREAM_S = 0.1
 
 OnMessage = Callable[[Msg], Awaitable[None]]
 _Listener = tuple[Callable[[], None], Callable[[], None], Callable[[str], None]]
@@ -191,10 +195,19 @@ class Connection:
 
     async def _check(self, client: Client) -> None:
         check_server(client, self._settings)
-        inbox = f"{self.inbox_prefix}.{client.new_inbox().rpartition('.')[2]}"
-        answers = await client.subscribe(inbox, max_msgs=1)
-        await self.refuse_if_denied(client, inbox)
-        await check_account(client, self._settings, answers, self.noticing)
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + min(JETSTREAM_WITHIN_S, self._settings.connect_within_s)
+        while True:
+            inbox = f"{self.inbox_prefix}.{client.new_inbox().rpartition('.')[2]}"
+            answers = await client.subscribe(inbox, max_msgs=1)
+            await self.refuse_if_denied(client, inbox)
+            try:
+                return await check_account(client, self._settings, answers, self.noticing)
+            except JetStreamOffError as error:
+                if loop.time() >= until_s:
+                    raise
+                log.info("bus_waits_for_jetstream name=%s reason=%r", self._name, str(error))
+            await asyncio.sleep(_ASK_JETSTREAM_S)
 
     async def _attach(self, client: Client) -> None:
         """Attach all, also those that are added meanwhile, and skip none when others leave."""

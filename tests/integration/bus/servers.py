@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from operator import not_
@@ -41,11 +43,23 @@ def store_in(folder: Path) -> dict[str, object]:
     return {"store_dir": str(folder), "max_file_store": ServerPlan(folder).max_file_bytes}
 
 
+async def reload(folder: Path, config: dict[str, object]) -> None:
+    """Give the server of `server_with` another configuration."""
+    await _written(folder, config)
+    (ports,) = await asyncio.to_thread(lambda: list(folder.glob("nats-server_*.ports")))
+    os.kill(int(ports.stem.partition("_")[2]), signal.SIGHUP)
+
+
+async def _written(folder: Path, config: dict[str, object]) -> Path:
+    path = folder / "nats.json"
+    await asyncio.to_thread(path.write_text, json.dumps({"listen": "127.0.0.1:-1", **config}))
+    return path
+
+
 @asynccontextmanager
 async def server_with(folder: Path, config: dict[str, object]) -> AsyncIterator[int]:
     """A nats-server with a configuration of the test's own; its port."""
-    path = folder / "nats.json"
-    await asyncio.to_thread(path.write_text, json.dumps({"listen": "127.0.0.1:-1", **config}))
+    path = await _written(folder, config)
     process = await asyncio.create_subprocess_exec(
         *[find_program(), "-c", str(path), "--ports_file_dir", str(folder)],
         stderr=asyncio.subprocess.DEVNULL,

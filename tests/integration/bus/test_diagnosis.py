@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,16 @@ from everstep.bus.errors import (
 )
 from everstep.bus.server.dev_server import DevServer
 from everstep.messages import BlobRef
-from tests.integration.bus.servers import refused, relay, server_with, speaking, stopped, store_in
+from tests.integration.bus.servers import (
+    refused,
+    relay,
+    reload,
+    server_with,
+    speaking,
+    stopped,
+    store_in,
+)
+from tests.waiting import WITHIN_S, until_async
 
 
 @pytest.mark.parametrize(
@@ -137,6 +147,54 @@ async def test_a_server_without_jetstream(tmp_path: Path) -> None:
         error = await refused(BusSettings(url=f"nats://127.0.0.1:{port}"))
     assert isinstance(error, JetStreamOffError)
     assert "runs without JetStream: start it with `-js`" in str(error)
+
+
+class TestAnAccountWithoutJetStream:
+    """Its server may still be setting that up: all agents of a new job come at once."""
+
+    @pytest.fixture
+    async def account(self, tmp_path: Path) -> AsyncIterator[BusSettings]:
+        secret = tmp_path / "secret"
+        secret.write_text("p")
+        secret.chmod(0o600)
+        async with server_with(tmp_path, self.config(tmp_path, has_jetstream=False)) as port:
+            yield BusSettings(url=f"nats://127.0.0.1:{port}", user="u", password_file=secret)
+
+    @staticmethod
+    def config(folder: Path, *, has_jetstream: bool) -> dict[str, object]:
+        account = {"users": [{"user": "u", "password": "p"}], "jetstream": has_jetstream}
+        return {
+            "jetstream": store_in(folder),
+            "accounts": {"A": account, "SYS": {"users": [{"user": "s", "password": "s"}]}},
+            "system_account": "SYS",
+        }
+
+    async def test_is_named_when_that_lasts(
+        self, account: BusSettings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(connection, "JETSTREAM_WITHIN_S", 0.0)
+        error = await refused(account)
+        assert isinstance(error, JetStreamOffError)
+        assert "is off for" in str(error)
+
+    async def test_is_asked_again_until_it_has_it(
+        self,
+        account: BusSettings,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        monkeypatch.setattr(connection, "JETSTREAM_WITHIN_S", WITHIN_S)
+        caplog.set_level("INFO", connection.log.name)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.connected(account))
+            await until_async(lambda: "bus_waits_for_jetstream" in caplog.text, "it waits")
+            await reload(tmp_path, self.config(tmp_path, has_jetstream=True))
+
+    @staticmethod
+    async def connected(settings: BusSettings) -> None:
+        async with connect(settings, "test") as bus:
+            assert bus.connected
 
 
 async def test_an_account_that_may_not_ask_jetstream_is_told_so_at_once(tmp_path: Path) -> None:
