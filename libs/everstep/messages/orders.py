@@ -95,6 +95,15 @@ class StopRanks(Order, frozen=True, kw_only=True, tag="stop_ranks.v1"):
     """For the cause `check_failed`: the nodes on which the check fails, while others pass it."""
 
 
+class GroupPosition(Part, frozen=True, kw_only=True):
+    """How far a rank has come in the collectives of one process group."""
+
+    group: Name
+    """The name of the group, which is the same in all its ranks."""
+    entered: Int
+    """The number of the last collective of the group that the rank has entered."""
+
+
 class NameExcuse(Order, frozen=True, kw_only=True, tag="name_excuse.v1"):
     """A rank has stalled: report at once if one of your ranks may be the reason.
 
@@ -111,8 +120,10 @@ class NameExcuse(Order, frozen=True, kw_only=True, tag="name_excuse.v1"):
     step: Count | None = None
     """The last step that the stalled rank finished."""
     entered: Int | None = None
-    """As in `report`: a rank in a later collective of all ranks waits for the stalled rank, and is
-    not its excuse."""
+    """As in `report`; older releases read it instead of `entered_in`."""
+    entered_in: tuple[GroupPosition, ...] = ()
+    """As in `report`: a rank in a later collective of one of these groups waits for the stalled
+    rank, and is not its excuse."""
     within_s: float = 0.5
     """A node that has not answered by then has no excuse for the stalled rank."""
 

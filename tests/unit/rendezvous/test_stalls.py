@@ -1,6 +1,9 @@
 """A rank that has stalled: who is asked for an excuse, and what becomes of its round."""
 
+from typing import Any
+
 from everstep.messages import IncidentOpened, NameExcuse, RoundEnded
+from everstep.messages.orders import GroupPosition
 from everstep_services.rendezvous.domain.events import JobControl
 from tests.unit.rendezvous.world import World, spec
 
@@ -13,9 +16,12 @@ def running(nodes: int = 2) -> World:
 
 
 def stall(
-    world: World, node: str = "n1", rank: int = 2, waited_s: float = 40.0, **more: int
+    world: World, node: str = "n1", rank: int = 2, waited_s: float = 40.0, **more: Any
 ) -> None:
     world.report(node, "rank_stalled", rank=rank, waited_s=waited_s, fact=f"{rank:032x}", **more)
+
+
+OF_HALF = GroupPosition(group="half", entered=3)
 
 
 def excuse(world: World, node: str, rank: int, for_s: float) -> None:
@@ -28,10 +34,10 @@ def asked(world: World) -> list[NameExcuse]:
 
 def test_a_stall_without_an_excuse_ends_the_round_when_others_had_the_time_to_name_one() -> None:
     world = running()
-    stall(world, entered=17)
+    stall(world, entered=17, entered_in=(OF_HALF,))
     (question,) = asked(world)
     assert (question.node, question.rank, question.waited_s) == ("n1", 2, 40.0)
-    assert question.entered == 17
+    assert (question.entered, question.entered_in) == (17, (OF_HALF,))
     world.tick(0.45)
     assert world.doc.phase == "running"
     world.tick(0.1)
@@ -117,8 +123,8 @@ def test_how_far_a_stalled_rank_has_come_may_be_known_later_and_is_asked_about_a
     excuse(world, "n0", 2, 60)
     world.tick(1)
     assert world.doc.phase == "running"
-    stall(world, waited_s=41, entered=17)
-    assert asked(world)[-1].entered == 17
+    stall(world, waited_s=41, entered_in=(OF_HALF,))
+    assert asked(world)[-1].entered_in == (OF_HALF,)
     world.tick(0.6)
     assert world.doc.phase == "ending"
 

@@ -4,6 +4,7 @@ from everstep.messages.base import Count, DocumentBody, Int, Name, Part, Time
 from everstep.messages.facts.incidents import Budget, Ledger
 from everstep.messages.facts.jobs import JobSpec
 from everstep.messages.facts.rounds import Member
+from everstep.messages.orders import GroupPosition
 
 
 class Seat(Part, frozen=True, kw_only=True, array_like=True):
@@ -175,6 +176,8 @@ class OpenStall(Part, frozen=True, kw_only=True):
     step: Count | None = None
     """The last step that the node's ranks had finished."""
     entered: Int | None = None
+    """As in `report`."""
+    entered_in: tuple[GroupPosition, ...] = ()
     """As in `report`."""
     span: str
     """A value that changes with each excuse, and when an excuse is over: a replica then starts its

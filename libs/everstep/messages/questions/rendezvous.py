@@ -3,7 +3,7 @@
 from everstep.messages.base import Count, Int, Name, Question, Reply
 from everstep.messages.facts.health import CheckResult
 from everstep.messages.facts.jobs import JobSpec
-from everstep.messages.orders import AwaitRound, StandBy, StartRanks, StopRanks
+from everstep.messages.orders import AwaitRound, GroupPosition, StandBy, StartRanks, StopRanks
 
 
 class Join(Question, frozen=True, kw_only=True, tag="join.v1"):
@@ -158,7 +158,10 @@ class Report(Question, frozen=True, kw_only=True, tag="report.v1"):
     """For `rank_stalled`: the time since the rank's last progress."""
     entered: Int | None = None
     """For `rank_stalled`, where the rank is in no collective: the number of the last collective of
-    all ranks that it has entered; None if that is not known."""
+    all ranks that it has entered; None if that is not known. Older releases read it."""
+    entered_in: tuple[GroupPosition, ...] = ()
+    """For `rank_stalled`, where the rank is in no collective: how far it has come in each
+    process group, as far as that is known."""
     excuse_s: float | None = None
     """For `excused`: how much longer the rank that may be the reason can go on before it has
     stalled itself."""

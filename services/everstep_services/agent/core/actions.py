@@ -1,6 +1,7 @@
 """The actions that an agent's decisions order; the service carries them out."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from everstep.messages import (
@@ -53,7 +54,7 @@ class SendReport:
     step: int | None = None
     grace_s: float | None = None
     waited_s: float | None = None
-    entered: int | None = None
+    entered_in: Mapping[str, int] = field(default_factory=dict)
     excuse_s: float | None = None
     step_s: float | None = None
     age_s: float | None = None

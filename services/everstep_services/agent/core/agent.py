@@ -248,15 +248,16 @@ class Agent:
         waited_s: float,
         fact: str,
         now: float,
-        entered: int | None = None,
+        entered_in: Mapping[str, int] | None = None,
     ) -> list[Action]:
         """A rank has made no progress past its limit; reported again until something follows."""
         part = self._part
         if part is None:
             return []
         told = SendReport(
-            part.round, "rank_stalled", reason, rank, waited_s=waited_s, fact=fact, entered=entered
-        )
+            part.round, "rank_stalled", reason, rank, waited_s=waited_s, fact=fact,
+            entered_in=entered_in or {},
+        )  # fmt: skip
         return part.stalled(told, rank, now)
 
     def rank_moves(self, rank: int, reason: str, fact: str) -> list[Action]:

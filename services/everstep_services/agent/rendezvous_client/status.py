@@ -9,12 +9,14 @@ from typing import Protocol
 from everstep import __version__
 from everstep.errors import EverstepError
 from everstep.messages import Join, Leave, Report, StartRanks
+from everstep.messages.orders import GroupPosition
 from everstep_services.agent.core.actions import ExitAgent, SendReport
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.probes.node_checks import NodeChecks
 from everstep_services.agent.probes.periodic.probes import PeriodicProbes
 from everstep_services.agent.replicas.node_checkpoints import NodeCheckpoints
 from everstep_services.agent.run_plan import RunPlan
+from everstep_services.agent.stalls.collectives import DEFAULT_GROUP
 from everstep_services.agent.telemetry.progress import ProgressReader
 
 _RANGE = (15_000, 32_000)
@@ -181,7 +183,11 @@ class AgentStatus:
             last_progress_age_s=self._progress.age_s() if tell.age_s is None else tell.age_s,
             grace_s=tell.grace_s,
             waited_s=tell.waited_s,
-            entered=tell.entered,
+            entered=tell.entered_in.get(DEFAULT_GROUP),
+            entered_in=tuple(
+                GroupPosition(group=group, entered=number)
+                for group, number in tell.entered_in.items()
+            ),
             excuse_s=tell.excuse_s,
             step_s=tell.step_s,
             warm_ranks=self._progress.warm_ranks,

@@ -1,18 +1,23 @@
 """How far a rank is in its collectives, read from torch's flight recorder, without the GIL."""
 
+import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from everstep.messages import NameExcuse
 from everstep_services.agent.stalls.torch_server import ask
 
 _WITHIN_S = 2.0
 _ACTIVE = "fr_trace_json?onlyactive=true&includestacktraces=false"
 _WHOLE = "fr_trace_json?onlyactive=false&includestacktraces=false"
-_ALL = ("0", "default_pg")
-"""The names that torch gives the default group."""
+DEFAULT_GROUP = "0"
+_DEFAULT_NAMES = (DEFAULT_GROUP, "default_pg")
+"""The names that torch gives the default group, which has all ranks."""
+_GROUPS_MOST = 64
+"""The limit of the process groups that are read: those of the latest collectives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +30,20 @@ class CollectiveState:
     """The oldest collective that the rank is in; empty for none."""
     entered_at_s: float | None = None
     """When it entered the last one that is listed, by the wall clock; None if none is listed."""
-    of_all: int | None = None
-    """The last collective of the default group, which has all ranks, that it has entered, by its
-    number in that group; None if none is listed.
-    """
-    awaits: int | None = None
-    """The oldest collective of the default group that it is in; None if it is in one of another
-    group."""
+    entered_in: Mapping[str, int] = field(default_factory=dict)
+    """By process group: the last listed collective that it has entered, by its number there."""
+    awaits: tuple[str, int] | None = None
+    """The oldest collective that it is in: its group, and its number there; None if it is in
+    collectives of several groups, or in a call between two ranks."""
 
 
 class _Group(msgspec.Struct):
     last_enqueued_collective: int = -1
     last_completed_collective: int = -1
+
+
+class _Config(msgspec.Struct):
+    ranks: str = ""
 
 
 class _Entry(msgspec.Struct):
@@ -52,6 +59,14 @@ class _Entry(msgspec.Struct):
 class _Trace(msgspec.Struct):
     entries: list[_Entry] = []
     pg_status: Mapping[str, _Group] = {}
+    pg_config: Mapping[str, _Config] = {}
+
+
+def entered_of(order: NameExcuse) -> Mapping[str, int]:
+    """Return the last collectives that the late rank has entered, by process group."""
+    if order.entered_in or order.entered is None:
+        return {position.group: position.entered for position in order.entered_in}
+    return {DEFAULT_GROUP: order.entered}  # an older release has asked its agent
 
 
 async def read_collectives(folder: Path, *, is_whole: bool = False) -> CollectiveState | None:
@@ -75,23 +90,48 @@ def parse_collectives(body: bytes) -> CollectiveState | None:
     waits_in = next((_name(entry) for entry in trace.entries if not entry.retired), "")
     if newest is None:
         return CollectiveState(entered, waits_in)
-    of_all = [entry for entry in trace.entries if _is_of_all(entry)]
-    waits = [entry for entry in trace.entries if not entry.retired]
-    awaits = [entry.collective_seq_id for entry in of_all if not entry.retired]
     # NCCL records point-to-point calls, and no group counts them
     at_s = newest.time_created_ns / 1e9 if newest.time_created_ns else None
     return CollectiveState(
         max(entered, newest.record_id + 1),
         waits_in,
         at_s,
-        max((entry.collective_seq_id for entry in of_all), default=None),
-        min(awaits, default=None) if len(awaits) == len(waits) else None,
+        _entered_in(trace),
+        _awaits(trace),
     )
 
 
-def _is_of_all(entry: _Entry) -> bool:
-    is_numbered = entry.collective_seq_id >= 0 and not entry.is_p2p
-    return is_numbered and entry.process_group == _ALL
+def _entered_in(trace: _Trace) -> Mapping[str, int]:
+    entered: dict[str, int] = {}
+    for entry in sorted(trace.entries, key=lambda entry: entry.record_id, reverse=True):
+        group = _group(entry, trace)
+        if group and (group in entered or len(entered) < _GROUPS_MOST):
+            entered[group] = max(entered.get(group, -1), entry.collective_seq_id)
+    return entered
+
+
+def _awaits(trace: _Trace) -> tuple[str, int] | None:
+    waits = [entry for entry in trace.entries if not entry.retired]
+    groups = {_group(entry, trace) for entry in waits}
+    if len(groups) != 1 or "" in groups:
+        return None
+    return groups.pop(), min(entry.collective_seq_id for entry in waits)
+
+
+def _group(entry: _Entry, trace: _Trace) -> str:
+    """Return the same name in all ranks of its group; empty for a call between two ranks.
+
+    Groups that torch splits off an NCCL communicator have one name for all parts: their ranks tell
+    them apart.
+    """
+    if entry.collective_seq_id < 0 or entry.is_p2p or not entry.process_group:
+        return ""
+    if entry.process_group == _DEFAULT_NAMES:
+        return DEFAULT_GROUP
+    name = entry.process_group[0]
+    config = trace.pg_config.get(name)
+    ranks = "" if config is None else config.ranks.strip("[]")
+    return f"{name}/{zlib.crc32(ranks.encode()):08x}" if ranks else name
 
 
 def _name(entry: _Entry) -> str:

@@ -29,8 +29,9 @@ def excuse_s(
     phase, for which others wait; if it works in the same step or an earlier one, as a rank does
     that evaluates without a section; or if it is in no collective while the stalled rank is in one,
     or has not come as far as the next one and works. It is never the reason if it waits in a
-    collective of all ranks that the stalled rank, which is in none, has not entered: then it waits
-    for the stalled rank. `slack_s` is the precision of a comparison between two nodes.
+    collective that the stalled rank, which is in none, has not entered, though it is one of that
+    group's ranks: then it waits for the stalled rank. `slack_s` is the precision of a comparison
+    between two nodes.
     """
     if isinstance(other, Exempt):
         return _PAUSE_S if other.until_s is None else max(0.0, other.until_s - now)
@@ -43,14 +44,17 @@ def excuse_s(
     is_behind = (other.step or 0) <= (stalled.step or 0)
     works_on = now - other.stopped_s < stalled.waited_s(now) / 2
     is_missing = bool(stalled.waits_in) and other.waits_in == ""
-    works_on |= other.is_under_way and stalled.entered is not None
+    works_on |= other.is_under_way and bool(stalled.entered_in)
     if stopped_before or is_missing or (is_behind and (works_on or other.phase in LONG)):
         return left_s
     return None
 
 
 def _waits_for(place: RankPosition, late: RankPosition) -> bool:
-    return place.awaits is not None and late.entered is not None and late.entered < place.awaits
+    if place.awaits is None:
+        return False
+    group, number = place.awaits
+    return late.entered_in.get(group, number) < number
 
 
 def _precedence(place: RankPosition) -> tuple[bool, bool, int, float]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 from everstep.clock import Clock
 from everstep.messages import LimitsDocument, NameExcuse, SectionLimit, SectionSeen, StartRanks
 from everstep_services.agent.ranks.round_watch import WatchedRank
+from everstep_services.agent.stalls.collectives import entered_of
 from everstep_services.agent.stalls.compilers import Compiling
 from everstep_services.agent.stalls.interpreter import AHEAD_S, Interpreters, in_words
 from everstep_services.agent.stalls.judge import (
@@ -185,7 +186,8 @@ class StallMonitor:
         if judge is None:
             return None
         now = self._clock.now()
-        if order.entered is not None:
+        entered_in = entered_of(order)
+        if entered_in:
             self._asked_until_s = now + _ASKED_AGAIN_S
         self._look(judge)
         since_s = now - order.waited_s
@@ -195,20 +197,20 @@ class StallMonitor:
             since_s,
             Limit(0.0, ""),
             step=order.step,
-            entered=order.entered,
+            entered_in=entered_in,
         )
         return judge.excuse(stalled, now, _SLACK_S)
 
-    def entered(self, rank: int) -> int | None:
-        """The last collective of all ranks that a late rank has entered; None if not known."""
+    def entered_in(self, rank: int) -> Mapping[str, int]:
+        """The last collective of each group that a late rank has entered; empty if not known."""
         if self._judge is None:
-            return None
+            return {}
         self._asked_until_s = (
             self._clock.now() + _ASKED_AGAIN_S
         )  # the sampler looks at it until then
         self._look(self._judge)
         place = self._judge.places.get(rank)
-        return place.entered if isinstance(place, RankPosition) else None
+        return place.entered_in if isinstance(place, RankPosition) else {}
 
     def standing(self, rank: int) -> RankStanding | None:
         """The position of a rank now, for beats."""

@@ -1,7 +1,7 @@
 """The position of a rank: where it makes no progress, since when, and how long it may."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from everstep_services.agent.stalls.limits import (
@@ -55,12 +55,12 @@ class RankPosition:
     pid: int | None = None
     waits_in: str | None = None
     """The collective that it is in; empty for none, None if that is not known."""
-    entered: int | None = None
-    """For a late rank in no collective: the last collective of the group of all ranks that it has
-    entered; None if that is not known.
+    entered_in: Mapping[str, int] = field(default_factory=dict)
+    """For a late rank in no collective: the last collective that it has entered, by its number in
+    each process group; empty if that is not known.
     """
-    awaits: int | None = None
-    """The collective of that group in which it only waits, if that is known."""
+    awaits: tuple[str, int] | None = None
+    """The collective in which it only waits, if that is known: its group, and its number there."""
     is_under_way: bool = False
     """It is known to be in no collective, and to work."""
     ordinary: Limit | None = None
@@ -125,8 +125,8 @@ def _seen(place: RankPosition, view: RankView, now: float) -> RankPosition:
     if signs.waits_in:
         return replace(place, awaits=signs.awaits if signs.idle_s >= _WAITS_S else None)
     is_late = view.looked_s >= place.since_s + place.limit.s - _NEARLY_S
-    entered = signs.of_all if is_late else None
-    return replace(place, entered=entered, is_under_way=signs.idle_s < _IDLE_S)
+    entered_in = signs.entered_in if is_late else {}
+    return replace(place, entered_in=entered_in, is_under_way=signs.idle_s < _IDLE_S)
 
 
 def _places(

@@ -1,7 +1,7 @@
 """What is known about a rank at one moment, from its page and from outside."""
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 from trainer_sdk.page_content import (
     LaneReading,
@@ -22,10 +22,10 @@ class ActivitySigns:
     """The collective that it is in; empty if it is in none, or that is not known."""
     is_recorded: bool = False
     """Whether its collectives can be read: then an empty `waits_in` means none."""
-    of_all: int | None = None
-    """The last collective of the group of all ranks that it has entered; None if not known."""
-    awaits: int | None = None
-    """The oldest collective of that group that it is in; None if it is in one of another group."""
+    entered_in: Mapping[str, int] = field(default_factory=dict)
+    """By process group: the last collective that it has entered, as far as that is known."""
+    awaits: tuple[str, int] | None = None
+    """The oldest collective that it is in: its group, and its number there; None if not known."""
 
     @property
     def collective(self) -> str | None:

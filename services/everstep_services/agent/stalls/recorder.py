@@ -22,6 +22,7 @@ from everstep_services.agent.ranks.protocol import RankSaid
 from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.runtime.workdir import Workdir
+from everstep_services.agent.stalls.collectives import entered_of
 from everstep_services.agent.stalls.judge import Moving, Stalled, WatchState
 from everstep_services.agent.stalls.limits import BY_HAND, Limit
 from everstep_services.agent.stalls.limits_table import ExternalLimits, LimitNotices, time_text
@@ -142,12 +143,12 @@ class StallRecorder:
 
     def _seen_since(self, order: NameExcuse) -> actions.SendReport | None:
         fact = self._facts.get(order.rank)
-        entered = self.watch.entered(order.rank) if order.entered is None else None
-        if fact is None or entered is None:
+        entered_in = {} if entered_of(order) else self.watch.entered_in(order.rank)
+        if fact is None or not entered_in:
             return None
         return actions.SendReport(
             order.round, "rank_stalled", order.reason, order.rank,
-            waited_s=order.waited_s, fact=fact.id, entered=entered,
+            waited_s=order.waited_s, fact=fact.id, entered_in=entered_in,
         )  # fmt: skip
 
     def _live(self) -> Collection[int]:
@@ -175,8 +176,11 @@ class StallRecorder:
         self._workdir.say(reason, is_warning=True)
         if is_fatal:
             now, waited_s = self._clock.now(), stalled.waited_s
-            entered = place.entered
-            self._do(self._agent.rank_stalled(place.rank, reason, waited_s, fact.id, now, entered))
+            self._do(
+                self._agent.rank_stalled(
+                    place.rank, reason, waited_s, fact.id, now, place.entered_in
+                )
+            )
 
     def _moving(self, moving: Moving) -> None:
         order, rank = self._agent.order, moving.stalled.place.rank

@@ -122,7 +122,7 @@ class RankSampler:
             collective_s,
             collectives.waits_in,
             is_recorded=True,
-            of_all=collectives.of_all,
+            entered_in=collectives.entered_in,
             awaits=collectives.awaits,
         )
 

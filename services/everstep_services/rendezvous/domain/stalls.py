@@ -47,9 +47,16 @@ def stalled(batch: Batch, report: Report) -> None:
 def _know_more(batch: Batch, stalls: Sequence[OpenStall], report: Report) -> None:
     """Add the rank's last step, and ask agents again that excused it without knowing it."""
     for stall in stalls:
-        if stall.entered is None and report.entered is not None:
-            span = batch.now.new_id()
-            told = replace(stall, span=span, entered=report.entered, excused_s=0.0, excuse="")
+        is_known = stall.entered is not None or stall.entered_in
+        if not is_known and (report.entered is not None or report.entered_in):
+            told = replace(
+                stall,
+                span=batch.now.new_id(),
+                entered=report.entered,
+                entered_in=report.entered_in,
+                excused_s=0.0,
+                excuse="",
+            )
             _put(batch, told)
 
 
@@ -130,6 +137,7 @@ def _ask(batch: Batch, stall: OpenStall, within_s: float) -> None:
         waited_s=_waited_s(batch, stall),
         step=stall.step,
         entered=stall.entered,
+        entered_in=stall.entered_in,
         within_s=within_s,
     )
     batch.send(order)
@@ -173,6 +181,7 @@ def _opened(batch: Batch, report: Report) -> OpenStall:
         fingerprint=report.fingerprint,
         step=report.step,
         entered=report.entered,
+        entered_in=report.entered_in,
         waited_s=(report.waited_s or report.last_progress_age_s or 0.0) + report.age_s,
     )
     batch.timers.start("stalled", stall.id)

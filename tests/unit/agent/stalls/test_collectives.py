@@ -69,7 +69,7 @@ def trace(*entries: dict[str, Any], **enqueued: int) -> bytes:
                 entry(1, 2.0, collective_seq_id="5", retired=False),
                 g0=5,
             ),
-            CollectiveState(5, "gloo:all_reduce of default_pg", 2.0, of_all=5, awaits=5),
+            CollectiveState(5, "gloo:all_reduce of default_pg", 2.0, {"0": 5}, ("0", 5)),
         ),
         # Who is in another one, too, may wait for others.
         (
@@ -79,7 +79,18 @@ def trace(*entries: dict[str, Any], **enqueued: int) -> bytes:
                 g0=5,
                 g1=4,
             ),
-            CollectiveState(9, "gloo:all_reduce of half", 2.0, of_all=5),
+            CollectiveState(9, "gloo:all_reduce of half", 2.0, {"0": 5, "1": 4}),
+        ),
+        # A framework calls its collectives in a group of its own.
+        (
+            trace(
+                entry(0, 1.0, collective_seq_id=1),
+                entry(1, 2.0, collective_seq_id=4, retired=False, process_group=["1", "half"]),
+                entry(2, 2.5, collective_seq_id=5, retired=False, process_group=["1", "half"]),
+                g0=1,
+                g1=5,
+            ),
+            CollectiveState(6, "gloo:all_reduce of half", 2.5, {"0": 1, "1": 5}, ("1", 4)),
         ),
         (
             trace(entry(0, 1.0, collective_seq_id=4, is_p2p=True, retired=False), g0=2),
