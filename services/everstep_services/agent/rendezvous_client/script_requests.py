@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from everstep.bus.errors import AskRefusedError, BusError
@@ -17,6 +18,7 @@ log = logging.getLogger(__name__)
 
 _WITHIN_S = 5.0
 _AGAIN_S = 1.0
+_LAST_WITHIN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,13 @@ class ScriptRequests:
             wanted = await self._wanted.get()
             while not await self._is_answered(wanted):
                 await self._clock.sleep(_AGAIN_S)
+            self._wanted.task_done()
+
+    async def finish(self) -> None:
+        """Show answers that are on their way: the order that follows may overtake its answer."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WITHIN_S):
+                await self._wanted.join()
 
     def _wish(self, request: Requested, reason: str) -> _Wanted:
         job, node, by = self._plan.job, self._plan.node, f"rank {request.rank} of {self._plan.node}"

@@ -427,6 +427,7 @@ class AgentService:
             self._exit.set_result(exiting)
 
     async def _say_goodbye(self, exiting: actions.ExitAgent) -> None:
+        await self._requests.finish()
         if exiting.code or exiting.cause == "refused":
             self._workdir.say(exiting.reason, is_warning=bool(exiting.code))
         with unharmed("the last beat"):

@@ -10,6 +10,7 @@ import pytest
 from everstep.bus.background import in_background
 from everstep.bus.requests import RefusalError
 from everstep.messages import Done, DrainNode, Message, StopJob
+from everstep_services.agent.rendezvous_client import script_requests
 from everstep_services.agent.rendezvous_client.script_requests import ScriptRequests
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.fakes.clock import NotedClock
@@ -85,6 +86,28 @@ async def test_a_refusal_is_one_line(tmp_path: Path) -> None:
     assert script.said[1:] == [
         ("rendezvous does not do what rank 3 of n7 asks for: the job is over already: done", True)
     ]
+
+
+async def test_an_agent_that_leaves_still_shows_the_answer(tmp_path: Path) -> None:
+    """The order to leave may overtake the answer to the request that it follows from."""
+    script = Script(tmp_path, Done(text="round 1 ends"))
+    async with script.asking():
+        script.wants("stop")
+        await script.requests.finish()
+        assert [text for text, _ in script.said[1:]] == [
+            "rendezvous does what rank 3 of n7 asks for: round 1 ends"
+        ]
+        await script.requests.finish()
+
+
+async def test_an_agent_leaves_without_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script_requests, "_LAST_WITHIN_S", 0.0)
+    script = Script(tmp_path)
+    script.wants("stop")
+    await script.requests.finish()
+    assert len(script.said) == 1
 
 
 async def test_the_same_wish_of_other_ranks_is_asked_once_a_round(tmp_path: Path) -> None:
