@@ -69,6 +69,16 @@ def test_ranks_that_had_finished_before_are_not_waited_for() -> None:
     assert world.doc.phase == "done"
 
 
+def test_ranks_that_finish_before_a_late_join_seats_them_are_not_waited_for() -> None:
+    """Their report found no seat; the join that made it was older than the report."""
+    world = forgotten(elastic())
+    come_back(world, "n0")
+    come_back(world, "n0", running_state="finished")
+    come_back(world, "n1")
+    world.report("n1", "finished")
+    assert world.doc.phase == "done"
+
+
 def test_a_rank_that_had_failed_before_ends_the_round() -> None:
     world = forgotten(elastic())
     come_back(world, "n0")

@@ -316,6 +316,7 @@ def _rejoin(batch: Batch, ask: Join, seat: Seat) -> None:
     """Act on another join of the same agent."""
     doc = batch.state.doc
     if ask.running is not None:
+        _finished_meanwhile(batch, ask, seat)
         return
     if seat.stage in {"stopping", "absent"}:
         incident = doc.incident
@@ -335,6 +336,15 @@ def _rejoin(batch: Batch, ask: Join, seat: Seat) -> None:
         batch.state.put(with_stage(seat, "stopping"))
         member_lost(batch, seat, Sign("rank_exited", reason, node=ask.node))
         batch.state.put(with_stage(seat, "idle"))
+
+
+def _finished_meanwhile(batch: Batch, ask: Join, seat: Seat) -> None:
+    """Note ranks that have finished: that report may have come while no document knew the node."""
+    doc = batch.state.doc
+    if ask.running_state != "finished" or seat.stage not in {"starting", "running"}:
+        return
+    if ask.running is not None and (ask.running.round, ask.running.slot) == (doc.round, seat.slot):
+        batch.state.put(with_stage(seat, "finished"))
 
 
 def _allocation(batch: Batch, ask: Join) -> None:
