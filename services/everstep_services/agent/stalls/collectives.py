@@ -1,12 +1,12 @@
 """How far a rank is in its collectives, read from torch's flight recorder, without the GIL."""
 
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from everstep.hashing import hash_of
 from everstep.messages import NameExcuse
 from everstep_services.agent.stalls.torch_server import ask
 
@@ -90,48 +90,55 @@ def parse_collectives(body: bytes) -> CollectiveState | None:
     waits_in = next((_name(entry) for entry in trace.entries if not entry.retired), "")
     if newest is None:
         return CollectiveState(entered, waits_in)
+    names = _names(trace)
     # NCCL records point-to-point calls, and no group counts them
     at_s = newest.time_created_ns / 1e9 if newest.time_created_ns else None
     return CollectiveState(
         max(entered, newest.record_id + 1),
         waits_in,
         at_s,
-        _entered_in(trace),
-        _awaits(trace),
+        _entered_in(trace, names),
+        _awaits(trace, names),
     )
 
 
-def _entered_in(trace: _Trace) -> Mapping[str, int]:
+def _entered_in(trace: _Trace, names: Mapping[str, str]) -> Mapping[str, int]:
     entered: dict[str, int] = {}
     for entry in sorted(trace.entries, key=lambda entry: entry.record_id, reverse=True):
-        group = _group(entry, trace)
+        group = _group(entry, names)
         if group and (group in entered or len(entered) < _GROUPS_MOST):
             entered[group] = max(entered.get(group, -1), entry.collective_seq_id)
     return entered
 
 
-def _awaits(trace: _Trace) -> tuple[str, int] | None:
+def _awaits(trace: _Trace, names: Mapping[str, str]) -> tuple[str, int] | None:
     waits = [entry for entry in trace.entries if not entry.retired]
-    groups = {_group(entry, trace) for entry in waits}
+    groups = {_group(entry, names) for entry in waits}
     if len(groups) != 1 or "" in groups:
         return None
     return groups.pop(), min(entry.collective_seq_id for entry in waits)
 
 
-def _group(entry: _Entry, trace: _Trace) -> str:
-    """Return the same name in all ranks of its group; empty for a call between two ranks.
-
-    Groups that torch splits off an NCCL communicator have one name for all parts: their ranks tell
-    them apart.
-    """
+def _group(entry: _Entry, names: Mapping[str, str]) -> str:
+    """Return the same name in all ranks of its group; empty for a call between two ranks."""
     if entry.collective_seq_id < 0 or entry.is_p2p or not entry.process_group:
         return ""
     if entry.process_group == _DEFAULT_NAMES:
         return DEFAULT_GROUP
     name = entry.process_group[0]
-    config = trace.pg_config.get(name)
-    ranks = "" if config is None else config.ranks.strip("[]")
-    return f"{name}/{zlib.crc32(ranks.encode()):08x}" if ranks else name
+    return names.get(name, name)
+
+
+def _names(trace: _Trace) -> Mapping[str, str]:
+    """Return the names of the groups whose ranks are recorded.
+
+    Groups that torch splits off an NCCL communicator have one name for all parts: their ranks tell
+    them apart.
+    """
+    ranks = {name: config.ranks.strip("[]") for name, config in trace.pg_config.items()}
+    return {
+        name: f"{name}/{hash_of(members.encode())}" for name, members in ranks.items() if members
+    }
 
 
 def _name(entry: _Entry) -> str:

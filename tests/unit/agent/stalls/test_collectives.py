@@ -105,6 +105,24 @@ def test_what_a_recorder_says(body: bytes, found: CollectiveState | None) -> Non
     assert parse_collectives(body) == found
 
 
+def test_parts_of_a_split_group_have_different_names_and_all_ranks_of_a_part_the_same() -> None:
+    """Torch names all parts alike that it splits off an NCCL communicator."""
+
+    def group_of(rank: int, *members: int) -> str:
+        waits = entry(rank, collective_seq_id=4, retired=False, process_group=["1", "mesh_tp"])
+        document = json.loads(trace(waits, g1=4))
+        document["pg_config"] = {"1": {"name": "1", "desc": "mesh_tp", "ranks": str([*members])}}
+        state = parse_collectives(json.dumps(document).encode())
+        assert state is not None
+        assert state.awaits is not None
+        group, number = state.awaits
+        assert (number, state.entered_in) == (4, {group: 4})
+        return group
+
+    first, same, other = group_of(0, 0, 1), group_of(1, 0, 1), group_of(2, 2, 3)
+    assert first == same != other
+
+
 class Recorder:
     """A rank's flight recorder, and the agent that looks at it."""
 
