@@ -14,6 +14,7 @@ from trainer_sdk import layout
 from trainer_sdk.bootstrap.agent_link import AgentLink, ShortPath
 from trainer_sdk.bootstrap.fast_store_wait import wait_for_store_fast
 from trainer_sdk.bootstrap.import_hook import watch_compiling, when_imported
+from trainer_sdk.bootstrap.torch_exit import served_at, wait_at_exit
 
 TYPE_CHECKING = False  # `typing` would cost every rank a third of the whole bootstrap
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ _RENAMED_IN = (2, 9)
 
 def set_up_torch(link: AgentLink, environ: "MutableMapping[str, str]") -> None:
     """Set torch up when it is loaded; a script without torch pays nothing."""
+    wait_at_exit(os.path.join(link.folder, layout.WORKER_SOCKET))
     when_imported("torch", lambda: _set_up(link, environ))
 
 
@@ -52,6 +54,7 @@ def serve_torch(folder: str) -> None:
 
     This sets no environment variables: torch's flight recorder stays as the user has it.
     """
+    wait_at_exit(os.path.join(folder, layout.WORKER_SOCKET))
     when_imported("torch", lambda: _serve_attached(folder))
 
 
@@ -121,7 +124,9 @@ def _serve(folder: str) -> None:
 
     with ShortPath(os.path.join(folder, layout.WORKER_SOCKET)) as path, _Silence():
         server = _WorkerServer(path)
-    # It lives as long as the process: to stop it prints a line on stderr and gains nothing.
+        served_at(path)
+    # It lives as long as the process: to stop it keeps the interpreter's lock, for which one of its
+    # threads may wait. `wait_at_exit` lets them finish.
     _keep_for_ever(server)
 
 

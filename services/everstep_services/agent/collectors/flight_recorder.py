@@ -53,7 +53,7 @@ async def flight_recorders(scene: Scene, clock: Clock) -> EvidenceFound | None:
 async def _recorded(rank: RankSeen, within_s: float) -> RankPiece:
     if not has_server(rank.folder):
         raise NothingFoundError(
-            "torch has opened no server in it: it has not imported torch, or is not Python"
+            "torch has no server in it: it has not imported torch, is exiting, or is not Python"
         )
     try:
         # a little earlier than the rank as a whole, so that its own dump can still be read

@@ -102,7 +102,7 @@ def test_each_rank_has_a_recording_or_a_reason(tmp_path: Path) -> None:
         2: NOT_STARTED,
         3: "its recorder: torch's server in it refused: HTTP/1.1 404 Not Found",
         4: "its recorder answered nonsense: b'what?'",
-        5: "torch has opened no server in it: it has not imported torch, or is not Python",
+        5: "torch has no server in it: it has not imported torch, is exiting, or is not Python",
     }
     assert piece.content is not None
     assert piece.content.summary.startswith("rank 0: 5 collectives, waits in gloo:all_reduce; none")
