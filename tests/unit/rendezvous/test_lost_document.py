@@ -121,6 +121,31 @@ def test_of_two_worlds_neither_goes_on() -> None:
     assert (world.doc.phase, world.doc.round, world.doc.restarts) == ("forming", 3, 0)
 
 
+def test_a_world_that_a_late_join_began_ends_when_its_agent_knows_a_newer_one() -> None:
+    """The late question was sent before the agent knew of any round; its ranks run in another."""
+    before = World(spec(1)).started("n0")
+    before.report("n0", "rank_exited", exit_code=1)
+    before.back("n0")
+    world = forgotten(before)
+    world.join("n0")
+    assert (world.doc.phase, world.doc.round) == ("forming", 1)
+    reply = world.join("n0", running=before.order("n0"), known_round=2)[0]
+    assert isinstance(reply.order, StopRanks)
+    assert reply.order.round == 2
+    assert [one.cause for one in world.of(RoundEnded)] == ["document_lost"]
+    world.back("n0", known_round=2)
+    assert (world.doc.phase, world.doc.round, world.doc.restarts) == ("forming", 3, 0)
+
+
+def test_an_agent_without_ranks_that_knows_a_newer_round_is_given_one_at_once() -> None:
+    world = World(spec(1))
+    world.join("n0")
+    assert (world.doc.phase, world.doc.round) == ("forming", 1)
+    world.join("n0", known_round=2, last_round=2)
+    assert [one.cause for one in world.of(RoundEnded)] == ["document_lost"]
+    assert (world.doc.phase, world.doc.round) == ("forming", 3)
+
+
 @pytest.mark.parametrize("claimed", [1, 2])
 def test_a_slot_that_nobody_claims_is_lost_when_all_others_have_waited(claimed: int) -> None:
     before = World(spec(3)).started(*names(3))

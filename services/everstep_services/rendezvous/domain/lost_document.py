@@ -14,17 +14,26 @@ def recall(batch: Batch, ask: Join) -> None:
         _go_to_round(batch, newest_known(ask))
 
 
-def resume(batch: Batch, ask: Join) -> None:
-    """Continue the newest round if this agent runs it; of two worlds neither continues."""
+def end_older_world(batch: Batch, ask: Join) -> None:
+    """End a round that is older than one that this agent knows: of two worlds neither continues.
+
+    Its own agent may know the newer one: a late question of that agent, sent before it knew any
+    round, may have made the document.
+    """
     doc, newest = batch.state.doc, newest_known(ask)
-    if newest > doc.round:
-        reason = (
-            f"{ask.node} knows round {newest}, and the document has none after {doc.round}: an "
-            f"earlier document was lost, and a job has only one world"
-        )
-        end_round(batch, Sign("document_lost", reason))
-        _go_to_round(batch, newest)
-    elif ask.running_round == doc.round and may_be_recalled(batch):
+    if newest <= doc.round:
+        return
+    reason = (
+        f"{ask.node} knows round {newest}, and the document has none after {doc.round}: an "
+        f"earlier document was lost, and a job has only one world"
+    )
+    end_round(batch, Sign("document_lost", reason))
+    _go_to_round(batch, newest)
+
+
+def resume(batch: Batch, ask: Join) -> None:
+    """Continue the newest round if this agent runs it."""
+    if ask.running_round == batch.state.doc.round and may_be_recalled(batch):
         _go_on(batch, ask)
 
 
