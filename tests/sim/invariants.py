@@ -225,8 +225,10 @@ class Record:
         assert self._formed is not None
         self._formed.add(document.round)
         assert document.round > self._known, f"round {document.round} was known, and formed again"
+        # Nobody who was heard knew of an earlier round with this number.
+        self._stopped.discard(document.round)
         for held in [held for held in self._holders if held[0] == document.round]:
-            del self._holders[held]  # nobody who was heard knew of it
+            del self._holders[held]
 
     def recorded(self, facts: Sequence[str]) -> None:
         for text in facts:
