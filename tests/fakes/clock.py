@@ -39,6 +39,16 @@ class FakeClock:
         self._now = end
 
 
+class StoppedClock(SystemClock):
+    """The system's, on which no time passes: nothing that a test has told grows old."""
+
+    def __init__(self) -> None:
+        self._began = super().now()
+
+    def now(self) -> float:
+        return self._began
+
+
 class NotedClock(SystemClock):
     """The system's, with its waits noted; `most_s` cuts each of them short."""
 
