@@ -21,7 +21,7 @@ from everstep.messages import Done, JobEnded, Message, NodeBeat, ShowRound
 from everstep.messages.codec import decode, encode
 from tests.integration.bus.facts import beat, ended, numbers, settings_of
 from tests.integration.bus.servers import killed_with_its_data, relay, stopped
-from tests.waiting import turns, until_async
+from tests.waiting import WITHIN_S, turns, until_async
 
 PING_EVERY_S = 10.0
 """A server that stands for some seconds loses no client."""
@@ -115,7 +115,7 @@ async def test_facts_of_a_process_that_was_killed_are_sent_by_the_next(
             for number in range(50):
                 await first.record(ended(number))
             # it ends here, with everything still in its spool
-            await asyncio.wait_for(_close(first), 10)
+            await asyncio.wait_for(_close(first), WITHIN_S)
         shutil.copytree(spool, tmp_path / "as-it-was")
     async with connect(settings_of(nats), "second", spool=tmp_path / "as-it-was") as second:
         await second.flush(20)
@@ -409,6 +409,6 @@ async def test_who_is_cancelled_while_it_subscribes_is_cancelled(bus: NatsBus) -
         listening = asyncio.create_task(listen())
         await turns(count)
         listening.cancel()
-        done, _ = await asyncio.wait([listening], timeout=10)
+        done, _ = await asyncio.wait([listening], timeout=WITHIN_S)
         assert done, f"it goes on after it was cancelled {count} turns after its begin"
         assert listening.cancelled()
