@@ -27,7 +27,7 @@ from tests.waiting import until
 
 SCRIPT = str(SCRIPTS / "launched.py")
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
-LIMITS = "data=1.5,outside=30,first-step=30"
+LIMITS = "data=8,outside=30,first-step=30"
 
 
 class Launched:
