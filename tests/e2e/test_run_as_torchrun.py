@@ -33,6 +33,7 @@ ALL_WAYS = {
     "command line": "the same; a cold rank's shows the bootstrap, which it is too slim to hide",
     "modules": "the bootstrap's own modules are there, and a warm rank has what the forge imported",
     "import hooks": "steps are counted, and stalls seen, once torch is imported",
+    "exit handlers": "one more waits for threads of torch that could abort the exit",
     "masks": "faulthandler is enabled, which catches SIGSEGV and its like",
     "descriptors": "output goes to files, and a socket leads to the agent",
     "dies with its parent": "no rank outlives its agent, also after SIGKILL",
@@ -97,6 +98,7 @@ def compare(
         different = {name for name in one if one[name] != other[name]} - set(DRAWN)
         shown = {name: (one[name], other[name]) for name in different - set(allowed)}
         assert not shown
+        assert other["exit handlers"] == one["exit handlers"] + 1
         assert set(allowed) <= different, "a reason for a difference that is none"
         names = {
             name

@@ -61,7 +61,6 @@ class Agent:
     has_stalled: bool = False
     stops_after: int | None = None
     """The step after which it must stop."""
-    last_round: int | None = None
     missed: list[tuple[Callable[[Message], None], Message]] = field(default_factory=list)
     asked: int = 0
     """The number of the `join` that is not answered yet; 0 if there is none."""
@@ -118,7 +117,7 @@ class Agent:
             failure_domain=self.fleet.domain_of(self.node),
             topology=(self.fleet.domain_of(self.node),),
             group=self.fleet.group_of(self.node),
-            last_round=self.last_round,
+            last_round=self.core.last_round,
             checks=checks,
             known_round=self.core.round or 0,
             running=self.order,
@@ -129,12 +128,15 @@ class Agent:
 
     def joined(self, reply: Message) -> None:
         if isinstance(reply, Joined) and self._takes(self.joined, reply):
+            if reply.is_accepted and reply.order is not None:
+                self.fleet.record.heard(reply.order, self.instance)
             self._do(self.core.joined(reply, self.fleet.now))
 
     def hear(self, order: Message) -> None:
         """An order: refused when it is older than what we know."""
         if not isinstance(order, Order) or not self._takes(self.hear, order):
             return
+        self.fleet.record.heard(order, self.instance)
         if isinstance(order, SaveCheckpoint):
             self.save(order)
         elif isinstance(order, NameExcuse):
@@ -284,7 +286,7 @@ class Agent:
         if self.is_paused:
             self.fleet.later(1.0, self.stopped)
             return
-        number = self.last_round = self.order.round
+        number = self.order.round
         self.order, self.is_stopping = None, False
         self._do(self.core.stopped(number))
 

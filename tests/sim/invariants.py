@@ -9,6 +9,7 @@ from everstep.messages import (
     Join,
     Joined,
     Message,
+    Order,
     Report,
     Reported,
     RoundDocument,
@@ -16,6 +17,7 @@ from everstep.messages import (
     RoundFormed,
     SaveCheckpoint,
     StartRanks,
+    StopRanks,
     decode,
 )
 from everstep_services.rendezvous.domain.events import Event
@@ -36,6 +38,7 @@ class Record:
         self._revision_before = 0
         self._holders: dict[tuple[int, int], str] = {}
         self._started: set[tuple[int, str]] = set()
+        self._told_to_stop: set[tuple[int, str]] = set()
         self._refused: set[str] = set()
         self._gone: set[str] = set()
         self._decided: dict[str, str] = {}
@@ -58,10 +61,16 @@ class Record:
         self._round, self._known, self._formed = 0, 0, set()
         self.is_over = False
 
+    def heard(self, order: Order, instance: str) -> None:
+        """An agent has an order: it never starts ranks of a round that it was told to stop."""
+        if isinstance(order, StopRanks):
+            self._told_to_stop.add((order.round, instance))
+
     def took_slot(self, order: StartRanks, instance: str) -> None:
         """An agent starts ranks, once: nobody else may ever have had that slot in that round."""
         start = (order.round, instance)
         assert start not in self._started, f"{instance} starts round {order.round} again"
+        assert start not in self._told_to_stop, f"{instance} starts the stopped round {order.round}"
         self._started.add(start)
         holder = self._holders.setdefault((order.round, order.slot), instance)
         assert holder == instance, (
@@ -216,8 +225,10 @@ class Record:
         assert self._formed is not None
         self._formed.add(document.round)
         assert document.round > self._known, f"round {document.round} was known, and formed again"
+        # Nobody who was heard knew of an earlier round with this number.
+        self._stopped.discard(document.round)
         for held in [held for held in self._holders if held[0] == document.round]:
-            del self._holders[held]  # nobody who was heard knew of it
+            del self._holders[held]
 
     def recorded(self, facts: Sequence[str]) -> None:
         for text in facts:

@@ -9,6 +9,7 @@ from tests.unit.rendezvous.world import World, names, spec
 def forgotten(world: World, **settings: object) -> World:
     """The same job, whose document is lost; the agents and their orders are as before."""
     after = World(world.spec, **settings)
+    after.ids = world.ids
     after.orders = [(to, order) for to, order in world.orders if to is not None]
     after.now = world.now
     return after
@@ -119,6 +120,44 @@ def test_of_two_worlds_neither_goes_on() -> None:
     world.join("n0", known_round=2)
     world.tick(1)
     assert (world.doc.phase, world.doc.round, world.doc.restarts) == ("forming", 3, 0)
+
+
+def test_a_world_that_a_late_join_began_ends_when_its_agent_knows_a_newer_one() -> None:
+    """The late question was sent before the agent knew of any round; its ranks run in another."""
+    before = World(spec(1)).started("n0")
+    before.report("n0", "rank_exited", exit_code=1)
+    before.back("n0")
+    world = forgotten(before)
+    world.join("n0")
+    assert (world.doc.phase, world.doc.round) == ("forming", 1)
+    reply = world.join("n0", running=before.order("n0"), known_round=2)[0]
+    assert isinstance(reply.order, StopRanks)
+    assert reply.order.round == 2
+    assert [one.cause for one in world.of(RoundEnded)] == ["document_lost"]
+    world.back("n0", known_round=2)
+    assert (world.doc.phase, world.doc.round, world.doc.restarts) == ("forming", 3, 0)
+
+
+def test_a_round_that_a_late_join_formed_again_ends_when_its_agent_runs_the_first() -> None:
+    """The number is the same, and the order another: the agent takes it for a repetition."""
+    before = World(spec(1)).started("n0")
+    world = forgotten(before)
+    world.join("n0")
+    assert (world.doc.phase, world.doc.round) == ("forming", 1)
+    reply = world.join("n0", running=before.order("n0"), known_round=1)[0]
+    assert isinstance(reply.order, StopRanks)
+    assert [one.cause for one in world.of(RoundEnded)] == ["document_lost"]
+    world.back("n0", known_round=1)
+    assert (world.doc.phase, world.doc.round, world.doc.restarts) == ("forming", 2, 0)
+
+
+def test_an_agent_without_ranks_that_knows_a_newer_round_is_given_one_at_once() -> None:
+    world = World(spec(1))
+    world.join("n0")
+    assert (world.doc.phase, world.doc.round) == ("forming", 1)
+    world.join("n0", known_round=2, last_round=2)
+    assert [one.cause for one in world.of(RoundEnded)] == ["document_lost"]
+    assert (world.doc.phase, world.doc.round) == ("forming", 3)
 
 
 @pytest.mark.parametrize("claimed", [1, 2])

@@ -60,7 +60,7 @@ class World:
         self.facts: list[Fact] = []
         self.orders: list[tuple[str | None, Order]] = []
         self.last: BatchOutcome
-        self._ids = itertools.count(1)
+        self.ids = itertools.count(1)
 
     @property
     def doc(self) -> RoundDocument:
@@ -69,7 +69,7 @@ class World:
 
     def moment(self) -> Now:
         wall = WALL + timedelta(seconds=self.now - 1000)
-        return Now(self.now, wall, lambda: f"{next(self._ids):032x}")
+        return Now(self.now, wall, lambda: f"{next(self.ids):032x}")
 
     def apply(self, *events: Event) -> BatchOutcome:
         now = self.moment()

@@ -75,6 +75,8 @@ class Agent:
     _is_spare: bool = False
     _ask_at: float | None = None
     _said: set[str] = field(default_factory=set)
+    _stopped_round: int | None = None
+    """The newest round of an order to stop: ranks of this round are not started any more."""
     _cause: tuple[int, str] | None = None
     """A round that is over, and the cause that was shown for it."""
     _withheld: str = ""
@@ -138,7 +140,7 @@ class Agent:
             wait_s = self.limits.ask_again_s if reply.retry_after_s is None else reply.retry_after_s
             self._ask_at = now + wait_s
         if reply.order is not None:
-            acts += self.ordered(reply.order)
+            acts += self.ordered(reply.order, is_stale=reply.cause == "stale")
         elif self._part is not None and reply.round > self._part.round:
             acts += self._outlived(self._part, reply.round)
         return acts
@@ -162,8 +164,11 @@ class Agent:
             AskToJoin()
         ]  # rendezvous does not know us: its document may be lost, and `join` makes it again
 
-    def ordered(self, order: Order) -> list[Action]:
-        """Obey an order, unless it is older than the newest round that is known."""
+    def ordered(self, order: Order, *, is_stale: bool = False) -> list[Action]:
+        """Obey an order, unless it is older than the newest round that is known.
+
+        `is_stale`: only our ranks must stop; the round of the order is not over.
+        """
         if self.round is not None and order.round < self.round:
             self.refused_orders += 1
             return []
@@ -176,6 +181,8 @@ class Agent:
             case StartRanks():
                 return self._start(order)
             case StopRanks():
+                if not is_stale:
+                    self._stopped_round = order.round
                 return self._stop(self._part, order)
             case _:
                 return self._asked(order)
@@ -416,6 +423,9 @@ class Agent:
             return [] if part.round == order.round else self._outlived(part, order.round)
         if order.round == self.last_round:  # an order that came before it was overtaken
             return []
+        if order.round == self._stopped_round:  # overtaken by the order to stop
+            self.last_round, self.last_slot = order.round, order.slot
+            return [AskToJoin()]
         self._ask_at = None
         self._part = RoundPart(order, self.limits)
         return [*([ShowLine(order.reason)] if order.restarts else []), StartRound(order)]

@@ -14,17 +14,34 @@ def recall(batch: Batch, ask: Join) -> None:
         _go_to_round(batch, newest_known(ask))
 
 
-def resume(batch: Batch, ask: Join) -> None:
-    """Continue the newest round if this agent runs it; of two worlds neither continues."""
+def end_other_world(batch: Batch, ask: Join) -> None:
+    """End the round if this agent knows another world: of two worlds neither continues.
+
+    The other world has a newer round, or the same round by another order. The agent itself may
+    have made this one: its late question, older than its ranks, may have begun the document.
+    """
     doc, newest = batch.state.doc, newest_known(ask)
     if newest > doc.round:
-        reason = (
-            f"{ask.node} knows round {newest}, and the document has none after {doc.round}: an "
-            f"earlier document was lost, and a job has only one world"
-        )
-        end_round(batch, Sign("document_lost", reason))
-        _go_to_round(batch, newest)
-    elif ask.running_round == doc.round and may_be_recalled(batch):
+        difference = f"knows round {newest}, and the document has none after {doc.round}"
+    elif _runs_other_order(batch, ask):
+        difference = f"runs round {doc.round} by another order than that of the document"
+    else:
+        return
+    reason = f"{ask.node} {difference}: an earlier document was lost, and a job has only one world"
+    end_round(batch, Sign("document_lost", reason))
+    _go_to_round(batch, newest)
+
+
+def _runs_other_order(batch: Batch, ask: Join) -> bool:
+    doc, running = batch.state.doc, ask.running
+    if running is None or doc.phase not in {"forming", "running"}:
+        return False
+    return running.round == doc.round and running.id != doc.start_order
+
+
+def resume(batch: Batch, ask: Join) -> None:
+    """Continue the newest round if this agent runs it."""
+    if ask.running_round == batch.state.doc.round and may_be_recalled(batch):
         _go_on(batch, ask)
 
 

@@ -37,6 +37,7 @@ from everstep_services.rendezvous.domain.events import LivenessProbe
 from everstep_services.rendezvous.domain.incidents import Sign
 from everstep_services.rendezvous.domain.liveness import fell_away, member_lost
 from everstep_services.rendezvous.domain.lost_document import (
+    end_other_world,
     is_adoptable,
     look_for_failure,
     may_be_recalled,
@@ -256,9 +257,11 @@ def _outlived(batch: Batch, ask: Join) -> Refusal | None:
 
 def _take(batch: Batch, ask: Join) -> None:
     """Give an agent a seat; a node that had a slot keeps it."""
-    state, before = batch.state, batch.state.seat(ask.node)
-    is_new = before is None or before.instance != ask.instance
+    state = batch.state
     _allocation(batch, ask)
+    end_other_world(batch, ask)
+    before = state.seat(ask.node)
+    is_new = before is None or before.instance != ask.instance
     if before is not None and not is_new:
         _rejoin(batch, ask, before)
         before = state.seat(ask.node)

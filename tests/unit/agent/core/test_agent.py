@@ -187,6 +187,27 @@ def test_ranks_of_a_round_that_were_stopped_are_not_started_again() -> None:
     assert agent.ordered(start(2))[-1] == StartRound(start(2))
 
 
+def test_ranks_of_a_round_that_was_over_before_its_order_came_are_not_started() -> None:
+    """The order to stop has overtaken the order to start: rendezvous learns that none runs."""
+    agent = Agent(AgentTimeouts())
+    agent.joined(reply(1), now=0)
+    assert agent.ordered(stop(2)) == []
+    assert agent.ordered(start(2)) == [AskToJoin()]
+    assert (agent.order, agent.last_round, agent.last_slot) == (None, 2, 0)
+    assert agent.ordered(start(2)) == [], "once"
+    assert agent.ordered(start(3))[-1] == StartRound(start(3))
+
+
+def test_a_stale_agent_may_have_a_slot_in_the_newest_round_all_the_same() -> None:
+    """The answer is about its older ranks, whether or not these have stopped meanwhile."""
+    agent = running(round=1)
+    stale = Joined(round=2, is_accepted=False, reason="over", cause="stale", order=stop(2))
+    assert agent.joined(stale, now=1)[-1] == StopRound(1, 2.0, 0.0, "i1")
+    assert agent.stopped(1) == [AskToJoin()]
+    agent.joined(stale, now=2)
+    assert agent.joined(reply(2, order=start(2)), now=3) == [StartRound(start(2))]
+
+
 def test_a_start_of_a_later_round_stops_the_ranks_of_the_earlier_first() -> None:
     agent = running(round=1)
     acts = agent.ordered(start(2))
