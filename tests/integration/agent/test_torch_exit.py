@@ -1,6 +1,7 @@
 """A rank that exits while threads of torch are at work: they must not abort it."""
 
 import asyncio
+import atexit
 import ctypes
 import os
 import subprocess
@@ -17,6 +18,11 @@ from trainer_sdk import layout
 from trainer_sdk.bootstrap import torch_exit
 
 pytest.importorskip("torch")
+
+import torch.distributed as dist
+
+from trainer_sdk.checkpoint.rank_group import group_of_all
+from trainer_sdk.nvrx.rank_groups import GroupWrapper
 
 EXITING = """
 import sys
@@ -154,3 +160,18 @@ def test_a_thread_that_never_sleeps_delays_the_exit_by_a_bounded_time(
     with NamedThread():
         torch_exit._wait()
     assert now == pytest.approx(torch_exit._MOST_S, abs=0.5)
+
+
+@pytest.mark.parametrize("make", [group_of_all, GroupWrapper])
+def test_whoever_lets_us_make_collectives_is_waited_for_without_an_agent(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], object]
+) -> None:
+    """Ours may be the last collective before the exit."""
+    handlers: list[object] = []
+    monkeypatch.setattr(torch_exit, "_waits", False)
+    monkeypatch.setattr(atexit, "register", handlers.append)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 1)
+    for _ in range(2):
+        make()
+    assert handlers == [torch_exit._wait]
