@@ -23,6 +23,7 @@ from everstep.bus.auth.roles import ADMIN
 from everstep.bus.server.config import ServerPlan
 from everstep.bus.server.dev_server import DevServer, dev_server, find_program
 from everstep.settings import secrets
+from tests.e2e import failure_logs
 from tests.fakes.clock import FakeClock
 from tests.waiting import WITHIN_S
 from trainer_sdk import sdk_log
@@ -43,6 +44,7 @@ _MANY_OPEN = 256
 """With more open files than that, some are those of tests that are over."""
 
 _LAST_WORDS = pytest.StashKey[Path]()
+_OWN_FOLDER = pytest.StashKey[Path]()
 
 
 @pytest.hookimpl(trylast=True)  # after pytest's own, which says it far from the summary
@@ -70,6 +72,30 @@ def pytest_terminal_summary(
             terminalreporter.section(f"last words of {words.name}")
             terminalreporter.write_line(words.read_text())
     shutil.rmtree(config.stash[_LAST_WORDS])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+) -> Generator[None, object, object]:
+    """Know the folder of a test also if its next fixture fails."""
+    made = yield
+    if fixturedef.argname == "tmp_path" and isinstance(made, Path):
+        request.node.stash[_OWN_FOLDER] = made
+    return made
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        if call.excinfo is not None:
+            report.sections += failure_logs.output(call.excinfo.value)
+        fixtures = getattr(item, "fixturenames", ())
+        report.sections += failure_logs.ends(item.stash.get(_OWN_FOLDER, None), fixtures)
+    return report
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +164,7 @@ def shared_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevServer]
         async with connect(server.settings(ADMIN), "setup") as bus:
             await topology.init(bus.jetstream)
 
-    with asyncio.Runner() as runner:
+    with failure_logs.shared("shared_nats", folder), asyncio.Runner() as runner:
         runner.run(start())
         yield server
         runner.run(server.stop())

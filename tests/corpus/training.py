@@ -172,6 +172,7 @@ class CorpusTraining:
         import torch.distributed as dist
 
         dist.barrier()
+        del self.net  # before its group: the other way torch may hang
         dist.destroy_process_group()
         self.tell("done")
 

@@ -100,7 +100,7 @@ class Cluster:
         (self.folder / "end").touch()
 
     def close(self) -> None:
-        """Nothing of this job may be left; say what the agents said, for a test that failed."""
+        """Nothing of this job may be left."""
         for agent in self.agents:
             if agent.poll() is None:
                 agent.send(signal.SIGCONT)
@@ -110,8 +110,6 @@ class Cluster:
         finally:
             left = self.left()
             kill_all(left)
-            for log in sorted(self.folder.glob("*.log")):
-                print(f"---- {log.name}\n{log.read_text(errors='replace')[-3000:]}")
             if self._api is not None:
                 self._api.__exit__(None, None, None)
 

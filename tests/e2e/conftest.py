@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e import failure_logs
 from tests.e2e.cluster import Cluster
 from tests.e2e.control_planes import PATIENT, ControlPlane, Pieces, Up, running_up
 from tests.e2e.postgres import Postgres
@@ -27,7 +28,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def shared_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """One `everstep up` for all tests that leave it as it is."""
-    with running_up(tmp_path_factory.mktemp("up"), **PATIENT) as up:
+    folder = tmp_path_factory.mktemp("up")
+    with failure_logs.shared("shared_up", folder), running_up(folder, **PATIENT) as up:
         yield up
 
 
@@ -45,23 +47,27 @@ def pieces(tmp_path: Path) -> Iterator[Pieces]:
 @pytest.fixture(scope="module")
 def shared_pieces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pieces]:
     """The same for tests that leave all of it running."""
-    pieces = Pieces(tmp_path_factory.mktemp("pieces"), **PATIENT)
-    try:
-        pieces.start(START_WITHIN_S)
-        yield pieces
-    finally:
-        pieces.stop()
+    folder = tmp_path_factory.mktemp("pieces")
+    pieces = Pieces(folder, **PATIENT)
+    with failure_logs.shared("shared_pieces", folder):
+        try:
+            pieces.start(START_WITHIN_S)
+            yield pieces
+        finally:
+            pieces.stop()
 
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[Postgres]:
     """The PostgreSQL server of one module."""
     # Not below pytest's own folder: as root, the server runs as a user who cannot get there.
-    postgres = Postgres(Path(tempfile.mkdtemp(prefix="everstep-pg-")))
-    try:
-        yield postgres
-    finally:
-        postgres.stop()
+    folder = Path(tempfile.mkdtemp(prefix="everstep-pg-"))
+    postgres = Postgres(folder)
+    with failure_logs.shared("postgres", folder):
+        try:
+            yield postgres
+        finally:
+            postgres.stop()
 
 
 @pytest.fixture

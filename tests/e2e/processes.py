@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.e2e.failure_logs import ENDINGS
 from tests.waiting import WITHIN_S
 
 ROOT = Path(__file__).parents[2]
@@ -35,11 +36,12 @@ def environment(folder: Path, tag: str, **more: str) -> dict[str, str]:
 
 
 class Process:
-    """One program, whose output goes to a file."""
+    """One program, whose output goes to a file: a test that fails shows its end."""
 
     def __init__(
         self, command: Sequence[str], environ: Mapping[str, str], log: Path, cwd: Path | None = None
     ) -> None:
+        assert log.suffix in ENDINGS, f"the report of a failed test does not have {log.name}"
         self.log = log
         with log.open("ab") as file:
             self._process = subprocess.Popen(

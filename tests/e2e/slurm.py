@@ -81,7 +81,7 @@ class Slurm:
 
     def call(self, *command: str) -> str:
         done = subprocess.run(
-            command, check=False, env=self.environ, capture_output=True, text=True
+            command, check=False, env=self.environ, cwd=ROOT, capture_output=True, text=True
         )
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout.strip()

@@ -1,7 +1,6 @@
 """Jobs under a test's Slurm, by the scripts of `everstep slurm sbatch`, and what they wrote."""
 
 import json
-import subprocess
 import sys
 
 from tests.e2e.processes import ROOT, SCRIPTS
@@ -14,15 +13,9 @@ WITHIN_S = 400.0
 def submit(slurm: Slurm, *options: str, words: tuple[str, ...]) -> str:
     """Submit the script as it is written; only drained nodes are looked for more often."""
     script = slurm.folder / "job.sh"
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "everstep_services.cli", "slurm", "sbatch", "--job", "counted"),
-            *("--folder", str(slurm.folder), "--write", str(script), *options, "--", *words),
-        ],
-        check=True,
-        env=slurm.environ,
-        cwd=ROOT,
-        capture_output=True,
+    slurm.call(
+        *(sys.executable, "-m", "everstep_services.cli", "slurm", "sbatch", "--job", "counted"),
+        *("--folder", str(slurm.folder), "--write", str(script), *options, "--", *words),
     )
     script.write_text(script.read_text().replace("slurm watch", "slurm watch --every 1"))
     return slurm.call("sbatch", "--parsable", f"--chdir={ROOT}", str(script))

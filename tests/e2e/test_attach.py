@@ -27,7 +27,7 @@ from tests.waiting import until
 
 SCRIPT = str(SCRIPTS / "launched.py")
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
-LIMITS = "data=1.5,outside=30,first-step=30"
+LIMITS = "data=8,outside=30,first-step=30"
 
 
 class Launched:
@@ -282,7 +282,10 @@ def test_of_a_rank_that_fails_there_is_evidence_and_a_verdict_without_a_node(
     assert "rank 0" in by_kind["process"]["summary"], "it has not failed, and is looked at"
     (incident,) = cluster.incidents()
     verdict = cluster.until_fact(
-        "verdict_reached", lambda body: body["incident"] == incident["incident"]
+        "verdict_reached",
+        lambda body: (
+            body["incident"] == incident["incident"] and not body.get("is_inconclusive")
+        ),  # an agent that stands for some seconds has sent no evidence when the first is due
     )
     assert (verdict["cause"], verdict["culprit_ranks"]) == ("user_code", [1])
     assert verdict.get("culprit_nodes", []) == []

@@ -155,7 +155,7 @@ def test_wrong_settings_are_unknown(prolog: dict[str, str]) -> None:
 
 def test_the_list_says_what_takes_from_ranks(prolog: dict[str, str]) -> None:
     done = check(prolog, "--list")
-    assert done.returncode == 0
+    assert done.returncode == 0, done.stderr
     of = {line.split()[0]: line for line in done.stdout.splitlines()}
     assert of["gpu-selftest"].endswith("(not during a training)")
     assert "training" not in of["host"]
@@ -228,7 +228,7 @@ def test_a_prolog_drains_no_node_for_a_warning_or_a_check_that_hangs(
     done = node_program(
         site_check(prolog, tmp_path, script), "prolog", "site:raid", "--within", "5"
     )
-    assert done.returncode == 0
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -236,6 +236,6 @@ def test_a_prolog_drains_no_node_for_a_warning_or_a_check_that_hangs(
 )
 def test_a_typing_error_drains_no_node(prolog: dict[str, str], name: str, setting: str) -> None:
     done = node_program({**prolog, **({setting: "soon"} if setting else {})}, "prolog", name)
-    assert done.returncode == 0
+    assert done.returncode == 0, done.stderr
     wrong = "this node was not checked: " if setting else "'site:missing' is not a check"
     assert wrong in done.stderr

@@ -19,7 +19,7 @@ from tests.waiting import until
 @pytest.mark.parametrize("number", [variant(signal.SIGTERM), variant(signal.SIGHUP), signal.SIGINT])
 def test_whoever_ends_it_finds_nothing_left(tmp_path: Path, job: str, number: int) -> None:
     environ = environment(tmp_path, job, TMPDIR=str(tmp_path))
-    demo = Process(python("-m", "everstep_services.cli", "demo"), environ, tmp_path / "log")
+    demo = Process(python("-m", "everstep_services.cli", "demo"), environ, tmp_path / "demo.log")
     try:
         until(lambda: "three agents" in demo.said, "its agents are started")
         demo.send(number)
@@ -40,7 +40,7 @@ _COMMAND = re.compile(r"^  (\S+ --state-dir (\S+) .*)$", re.M)
 def test_it_recovers_twice_and_what_it_says_at_the_end_is_so(tmp_path: Path, job: str) -> None:
     """The README's first command: two faults, two restarts, and REST has both (A1.3)."""
     environ = environment(tmp_path, job, TMPDIR=str(tmp_path), **IN_ORDER)
-    log = tmp_path / "log"
+    log = tmp_path / "demo.log"
     demo = Process(python("-m", "everstep_services.cli", "demo", "--steps", "300"), environ, log)
     try:
         code = demo.wait(ENDS_WITHIN_S)
@@ -68,7 +68,7 @@ def test_a_rank_that_becomes_slow_is_named_with_its_cause_and_cleared(
 ) -> None:
     """A6.1, as a newcomer sees it."""
     environ = environment(tmp_path, job, TMPDIR=str(tmp_path), **IN_ORDER)
-    log = tmp_path / "log"
+    log = tmp_path / "demo.log"
     demo = Process(python("-m", "everstep_services.cli", "demo", "--slow"), environ, log)
     try:
         code = demo.wait(ENDS_WITHIN_S)
@@ -105,7 +105,7 @@ def reads_again(said: str, environ: Mapping[str, str], folder: Path) -> tuple[st
 
 
 def run(words: Sequence[str], environ: Mapping[str, str], folder: Path) -> str:
-    log = folder / f"log-{words[2]}"
+    log = folder / f"{words[2]}.log"
     process = Process(python("-m", "everstep_services.cli", *words), environ, log)
     assert process.wait() == 0, process.said
     return process.said

@@ -79,7 +79,8 @@ def test_each_command_does_what_the_page_says(tmp_path: Path, environ: dict[str,
     for command in commands():
         if command.endswith("&"):
             words = ("bash", "-c", f"exec {command.rstrip('& ')}")
-            agents.append(Process(words, environ, tmp_path / f"agent-{len(agents)}", tmp_path))
+            log = tmp_path / f"agent-{len(agents)}.log"
+            agents.append(Process(words, environ, log, tmp_path))
             continue
         if command == "everstep job show second":
             for agent in agents:

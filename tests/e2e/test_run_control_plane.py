@@ -186,12 +186,8 @@ def test_no_end_waits_for_a_bus_that_is_away(
         agent.send(signal.Signals[end])
     assert agent.wait() == code
     pieces.revive("nats")
-    assert after.run("--cold", str(_returning(after)), **shared).wait() == 0
+    following = after.steady(**shared)
     ended = cluster.until_facts("rank_exited", lambda found: len(found) >= 1)
+    after.finish()
+    assert following.wait() == 0
     assert any(fact.get("exit_code") == 0 for fact in ended) == (end == "finish")
-
-
-def _returning(cluster: Cluster) -> Path:
-    script = cluster.folder / "returns.py"
-    script.write_text("import time\ntime.sleep(3)\n")
-    return script

@@ -8,6 +8,7 @@ import pytest
 from everstep.archive import Archive, unpack
 from everstep_services.agent.settings import KINDS
 from everstep_services.attribution.flight_recorder.dump import read_dump
+from tests.e2e import failure_logs
 from tests.e2e.cluster import Body, Cluster
 from tests.e2e.conftest import NewCluster
 from tests.e2e.control_planes import PATIENT, Up, running_up
@@ -33,7 +34,8 @@ def patient_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     budgets = {
         f"EVERSTEP_RENDEZVOUS__{kind}_EVIDENCE_S": f"{BUDGET_S:g}" for kind in ("CRASH", "STALL")
     }
-    with running_up(tmp_path_factory.mktemp("up"), **PATIENT, **budgets) as up:
+    folder, settings = tmp_path_factory.mktemp("up"), {**PATIENT, **budgets}
+    with failure_logs.shared("patient_up", folder), running_up(folder, **settings) as up:
         yield up
 
 

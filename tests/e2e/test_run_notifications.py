@@ -53,7 +53,7 @@ def test_a_job_that_fails_at_once_in_a_new_state_directory_is_reported(
                     "run", "--state-dir", str(tmp_path / "state"), "--job", name,
                     "--max-restarts", "0", "--cold", str(script),
                 )  # fmt: skip
-                log = tmp_path / f"log-{number}"
+                log = tmp_path / f"{number}.log"
                 run = Process(python("-m", "everstep_services.cli", *command), environ, log)
                 assert run.wait(120) == 1, run.said
                 if job in failed:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e import failure_logs
 from tests.e2e.cluster import Cluster
 from tests.e2e.processes import ROOT, SCRIPTS, Process, environment, kill_all, python, tagged
 from tests.waiting import until
@@ -79,7 +80,8 @@ def users() -> Iterator[list[User]]:
         tried = subprocess.run(probe, cwd=homes, capture_output=True, text=True, check=False)
         if tried.returncode:
             pytest.skip(f"other users cannot run this interpreter here: {tried.stderr[-500:]}")
-        yield users
+        with failure_logs.shared("users", homes):
+            yield users
     finally:
         for user in users:
             for folder in user.folders:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.e2e import failure_logs
 from tests.e2e.cluster import Agent, Cluster
 from tests.e2e.conftest import NewCluster
 from tests.e2e.control_planes import PATIENT, Pieces, Up, running_up
@@ -21,7 +22,8 @@ AGREE_WITHIN_S = 20.0
 def unhurried_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """A control plane that names a step early enough for agents that get no turn for a while."""
     folder = tmp_path_factory.mktemp("up")
-    with running_up(folder, **PATIENT, EVERSTEP_RENDEZVOUS__SAVE_LEAD_S="12") as up:
+    settings = {**PATIENT, "EVERSTEP_RENDEZVOUS__SAVE_LEAD_S": "12"}
+    with failure_logs.shared("unhurried_up", folder), running_up(folder, **settings) as up:
         yield up
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from everstep_services.cli.errors import CliError
+from tests.e2e import failure_logs
 from tests.e2e.cluster import Cluster
 from tests.e2e.conftest import NewCluster
 from tests.e2e.control_planes import PATIENT, Up, running_up
@@ -25,7 +26,8 @@ IMPATIENT = {
 @pytest.fixture(scope="module")
 def impatient_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """It waits for nobody who is silent, but for those whose wardens answer."""
-    with running_up(tmp_path_factory.mktemp("impatient"), **IMPATIENT) as up:
+    folder = tmp_path_factory.mktemp("impatient")
+    with failure_logs.shared("impatient_up", folder), running_up(folder, **IMPATIENT) as up:
         yield up
 
 

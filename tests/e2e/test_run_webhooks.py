@@ -20,6 +20,7 @@ import httpx2
 import jsonschema_rs
 import pytest
 
+from tests.e2e import failure_logs
 from tests.e2e.cluster import Cluster
 from tests.e2e.conftest import START_WITHIN_S, NewCluster
 from tests.e2e.control_planes import PATIENT, Pieces
@@ -108,11 +109,12 @@ def pieces(
         EVERSTEP_NOTIFY__WEBHOOK__URL=receiver.url,
         EVERSTEP_NOTIFY__WEBHOOK__SECRET_FILE=str(folder / "notify.secret"),
     )
-    try:
-        pieces.start(START_WITHIN_S)
-        yield pieces
-    finally:
-        pieces.stop()
+    with failure_logs.shared("pieces", folder):
+        try:
+            pieces.start(START_WITHIN_S)
+            yield pieces
+        finally:
+            pieces.stop()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 Acceptance: A12.3.
 """
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -166,14 +165,9 @@ def test_a_node_that_everstep_has_excluded_is_drained_in_slurm(slurm: Slurm) -> 
     )
     (spare,) = {"n1", "n2", "n3"} - {*members(slurm, 2, 1)}
     exclude = ("node", "exclude", spare, "--reason", "its fan is broken", "--for-good")
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "everstep_services.cli", *exclude),
-            *("--state-dir", str(slurm.folder / "control-plane")),
-        ],
-        check=True,
-        env=slurm.environ,
-        capture_output=True,
+    slurm.call(
+        *(sys.executable, "-m", "everstep_services.cli", *exclude),
+        *("--state-dir", str(slurm.folder / "control-plane")),
     )
     until(lambda: slurm.node_state(spare), "it is drained", holds=is_drained, within_s=WITHIN_S)
     shown = slurm.call("scontrol", "show", "node", "--oneliner", spare)

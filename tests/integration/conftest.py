@@ -6,8 +6,10 @@ import uuid
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 from urllib.parse import parse_qs, urlsplit
 
 import httpx2
@@ -16,7 +18,8 @@ from starlette.types import ASGIApp
 
 from everstep.clock import Clock, SystemClock
 from everstep.messages import Fact
-from everstep.store.database import Database, open_database
+from everstep.store import database as database_module
+from everstep.store.database import Database, StoreLimits, open_database
 from everstep.store.log import FactLog
 from everstep.store.queries import log_head
 from everstep.store.schema import upgrade
@@ -33,6 +36,7 @@ from everstep_services.history.settings import ApiSettings
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.fakes.clock import StoppedClock
 from tests.unit.history.facts import delivered
+from tests.waiting import WITHIN_S
 
 if TYPE_CHECKING:
     from tests.integration.history.served_story import Run, ServedStory
@@ -48,6 +52,14 @@ def run(
     """Runs `everstep`, which asks the served story of the test's module."""
     monkeypatch.setenv("EVERSTEP_STATE_DIR", str(tmp_path / "state"))
     return story.command(capsys)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_databases() -> Iterator[None]:
+    """Databases whose test sets no limits get the time that a test gives anything."""
+    patient = partial(StoreLimits, connect_within_s=WITHIN_S, read_within_s=WITHIN_S)
+    with patch.object(database_module, "StoreLimits", patient):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import pytest
 
 from everstep.errors import EverstepError
 from everstep.runtime import DrainTimeoutError, LoopEndedError, one_line, run, serve
-from tests.waiting import turns, until
+from tests.waiting import WITHIN_S, turns, until
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -31,7 +31,7 @@ async def test_stop_cancels_the_loops_and_serve_returns() -> None:
         finally:
             ended.append("loop")
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WITHIN_S):
         await serve(loop, for_ever, stop=stop)
     assert ended == ["loop"]
 

@@ -1,9 +1,10 @@
 """Waits at the end of a rank for the threads of torch that could abort it.
 
-Once the interpreter finalizes, it ends every thread that asks for its lock. If torch's C++ has
-started the thread, that aborts the process, and a training that has succeeded counts as failed. Two
-kinds of such threads may ask late: those of gloo and NCCL, which free the tensors of the last
-collectives, and those of the worker server, which answer requests for a traceback.
+Once the interpreter finalizes, it ends every thread that asks for its lock; since Python 3.14, such
+a thread waits for ever. If torch's C++ has started the thread, its end aborts the process, and a
+training that has succeeded counts as failed. Two kinds of such threads may ask late: those of gloo
+and NCCL, which free the tensors of the last collectives, and those of the worker server, which
+answer requests for a traceback.
 """
 
 import atexit
@@ -18,45 +19,66 @@ _CONNECTED = b"03"
 _STATE = 5
 """The field of a line of /proc/net/unix."""
 _SLEEPS = b"S"
+_SWITCHES = b"voluntary_ctxt_switches:"
+_OTHERS_WAIT = 2.0
+"""In switch intervals: a thread that waits for the lock wakes up once in an interval."""
 
-_server = ""
-"""The path of the worker server's socket, as the process has bound it."""
-
-
-def served_at(path: str) -> None:
-    """Note under which path torch's worker server of this process listens."""
-    global _server  # noqa: PLW0603  a process has one
-    _server = path
+_waits = False
+_served: tuple[int, str, str] | None = None
+"""Which process serves tracebacks, its socket as it has bound it, and where that socket is."""
 
 
-def wait_at_exit(socket: str) -> None:
-    """Have this process wait when it exits, after all exit handlers that are registered later.
-
-    `socket` is where the worker server's socket will be; nobody can connect from then on.
-    """
-    atexit.register(_wait, socket, os.getpid())
+def served_at(bound: str, socket: str) -> None:
+    """Note that torch's worker server of this process listens; it is closed first at the exit."""
+    global _served  # noqa: PLW0603  a process has one
+    _served = (os.getpid(), bound, socket)
 
 
-def _wait(socket: str, process: int) -> None:
-    if "torch" not in sys.modules or os.getpid() != process:
-        return  # a fork has none of the threads
-    if _server:
+def wait_at_exit() -> None:
+    """Have this process wait when it exits, after all exit handlers that are registered later."""
+    global _waits  # noqa: PLW0603  a process ends once
+    if not _waits:
+        _waits = True
+        atexit.register(_wait)
+
+
+def _wait() -> None:
+    if "torch" not in sys.modules:
+        return
+    bound = b""
+    if _served is not None and _served[0] == os.getpid():  # a fork has not the server's threads
+        bound = os.fsencode(_served[1])
         try:  # noqa: SIM105  contextlib would cost every rank
-            os.unlink(socket)
+            os.unlink(_served[2])
         except OSError:
             pass
-    until = monotonic() + _MOST_S
+    until, before = monotonic() + _MOST_S, _looks()
+    restless = set(before)
     while True:
-        sleep(_EVERY_S)  # a thread that waits for the interpreter's lock gets it now
-        if monotonic() > until or not (_is_asked() or _some_thread_runs()):
+        sleep(_pause_s())  # a thread that waits for the interpreter's lock gets it now
+        looks = _looks()
+        # NCCL's threads look at their collectives ten times a second: one quiet pause is enough.
+        restless = {
+            thread
+            for thread, look in looks.items()
+            if look[0] != _SLEEPS or (thread in restless and look != before.get(thread))
+        }
+        if monotonic() > until or not (restless or _is_asked(bound)):
             return
+        before = looks
 
 
-def _is_asked() -> bool:
+def _pause_s() -> float:
+    """Long enough to see a thread wait for the lock, while another Python thread may hold it."""
+    if len(sys._current_frames()) == 1:  # noqa: SLF001  documented, and there is nothing else
+        return _EVERY_S
+    return max(_EVERY_S, _OTHERS_WAIT * sys.getswitchinterval())
+
+
+def _is_asked(bound: bytes) -> bool:
     """Whether a request to the worker server is not answered yet."""
-    if not _server:
+    if not bound:
         return False
-    bound = os.fsencode(_server)
     try:
         with open("/proc/self/net/unix", "rb") as file:
             ours = [line.split() for line in file if line.rstrip().endswith(b" " + bound)]
@@ -65,13 +87,20 @@ def _is_asked() -> bool:
     return any(fields[_STATE] == _CONNECTED for fields in ours)
 
 
-def _some_thread_runs() -> bool:
+def _looks() -> dict[str, tuple[bytes, bytes]]:
+    """Of each thread of torch that may ask for the lock: its state, and how often it has slept."""
+    threads = {}
     for thread in os.listdir("/proc/self/task"):
         try:
             with open(f"/proc/self/task/{thread}/stat", "rb") as file:
                 head, _, tail = file.read().rpartition(b") ")
+            if head.partition(b"(")[2] in _THREADS:
+                threads[thread] = (tail[:1], _switches(thread))
         except OSError:  # it has ended
             continue
-        if head.partition(b"(")[2] in _THREADS and tail[:1] != _SLEEPS:
-            return True
-    return False
+    return threads
+
+
+def _switches(thread: str) -> bytes:
+    with open(f"/proc/self/task/{thread}/status", "rb") as file:
+        return next((line for line in file if line.startswith(_SWITCHES)), b"")

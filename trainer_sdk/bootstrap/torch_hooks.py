@@ -28,7 +28,7 @@ _RENAMED_IN = (2, 9)
 
 def set_up_torch(link: AgentLink, environ: "MutableMapping[str, str]") -> None:
     """Set torch up when it is loaded; a script without torch pays nothing."""
-    wait_at_exit(os.path.join(link.folder, layout.WORKER_SOCKET))
+    wait_at_exit()
     when_imported("torch", lambda: _set_up(link, environ))
 
 
@@ -54,7 +54,7 @@ def serve_torch(folder: str) -> None:
 
     This sets no environment variables: torch's flight recorder stays as the user has it.
     """
-    wait_at_exit(os.path.join(folder, layout.WORKER_SOCKET))
+    wait_at_exit()
     when_imported("torch", lambda: _serve_attached(folder))
 
 
@@ -122,9 +122,10 @@ def _count_steps(link: AgentLink) -> None:
 def _serve(folder: str) -> None:
     from torch._C._distributed_c10d import _WorkerServer  # likewise
 
-    with ShortPath(os.path.join(folder, layout.WORKER_SOCKET)) as path, _Silence():
+    socket = os.path.join(folder, layout.WORKER_SOCKET)
+    with ShortPath(socket) as path, _Silence():
         server = _WorkerServer(path)
-        served_at(path)
+        served_at(path, socket)
     # It lives as long as the process: to stop it keeps the interpreter's lock, for which one of its
     # threads may wait. `wait_at_exit` lets them finish.
     _keep_for_ever(server)

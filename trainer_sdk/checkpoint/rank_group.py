@@ -7,6 +7,8 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from trainer_sdk.bootstrap.torch_exit import wait_at_exit
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
@@ -86,6 +88,8 @@ def group_of_all(world_size: str = "") -> RankGroup:
     has_group = dist.is_available() and dist.is_initialized()
     if not has_group and world_size.isdigit() and int(world_size) > 1:
         raise NoGroupError(world_size)
+    if has_group:  # without our bootstrap, nobody has asked for it yet
+        wait_at_exit()
     if not has_group or dist.get_world_size() == 1:
         return RankGroup(None)
     whole = dist.group.WORLD

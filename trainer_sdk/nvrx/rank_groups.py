@@ -9,6 +9,7 @@ from typing import Any, TypeVar, Union, cast
 import torch
 import torch.distributed as dist
 
+from trainer_sdk.bootstrap.torch_exit import wait_at_exit
 from trainer_sdk.nvrx.tensor_state import TensorAwareStateDict
 
 T = TypeVar("T")
@@ -84,6 +85,7 @@ class GroupWrapper:
 
     def __init__(self, group: "dist.ProcessGroup | None" = None) -> None:
         self._group = group
+        wait_at_exit()
 
     @staticmethod
     def wrap(group: "ProcessGroupLike") -> "GroupWrapper":

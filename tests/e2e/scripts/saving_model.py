@@ -27,6 +27,11 @@ def network() -> DistributedDataParallel:
 
 def main(folder: Path, every: int, memory_every: int) -> None:
     dist.init_process_group("gloo")
+    train(folder, every, memory_every)  # its model goes before the group: torch may hang otherwise
+    dist.destroy_process_group()
+
+
+def train(folder: Path, every: int, memory_every: int) -> None:
     rank, run, model = dist.get_rank(), trainer_sdk.session(), network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     torch.manual_seed(2 + rank)
@@ -54,7 +59,6 @@ def main(folder: Path, every: int, memory_every: int) -> None:
         go_on.fill_(0.0 if (folder / "end").exists() else 1.0)
         dist.broadcast(go_on, 0)
     saves.close()
-    dist.destroy_process_group()
 
 
 def run_number() -> int:

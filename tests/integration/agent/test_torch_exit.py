@@ -1,21 +1,28 @@
 """A rank that exits while threads of torch are at work: they must not abort it."""
 
 import asyncio
+import atexit
 import ctypes
 import os
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from everstep_services.agent.stalls.torch_server import ask
-from tests.waiting import until
 from trainer_sdk import layout
 from trainer_sdk.bootstrap import torch_exit
 
 pytest.importorskip("torch")
+
+import torch.distributed as dist
+
+from trainer_sdk.checkpoint.rank_group import group_of_all
+from trainer_sdk.nvrx.rank_groups import GroupWrapper
 
 EXITING = """
 import sys
@@ -47,8 +54,9 @@ async def test_a_rank_that_is_asked_for_tracebacks_until_it_has_exited_exits_wel
     async def ask_on() -> None:
         nonlocal answers
         while rank.poll() is None:
-            answers += await ask(tmp_path, "dump_traceback", 60.0) is not None
-            if answers == 20:
+            answer = await ask(tmp_path, "dump_traceback", 60.0)
+            answers += answer is not None  # not with the `await`: another task counts meanwhile
+            if answer is not None and answers == 20:
                 await asyncio.to_thread(rank.stdin.close)  # type: ignore[union-attr]
             await asyncio.sleep(0)
 
@@ -65,17 +73,18 @@ async def test_a_rank_that_is_asked_for_tracebacks_until_it_has_exited_exits_wel
 
 
 class NamedThread:
-    """A thread with the name of one of gloo's, which computes until it is let off."""
+    """A thread with the name of one of gloo's, which works until it is let off."""
 
-    def __init__(self) -> None:
+    def __init__(self, work: Callable[[], object] = lambda: None) -> None:
         self.may_sleep = threading.Event()
+        self._work = work
         self._over = threading.Event()
-        self._computes = threading.Event()
+        self._works = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> "NamedThread":
         self._thread.start()
-        assert self._computes.wait(60.0)
+        assert self._works.wait(60.0)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -85,30 +94,54 @@ class NamedThread:
 
     def _run(self) -> None:
         ctypes.CDLL(None).prctl(_SET_NAME, b"pt_gloo_runloop")
-        self._computes.set()
+        self._works.set()
         while not self.may_sleep.is_set():
-            pass
+            self._work()
         self._over.wait()
 
 
+def wait_short() -> None:
+    """As a thread that wants the interpreter's lock: it sleeps, and looks again and again."""
+    time.sleep(0.001)
+
+
+class Looks:
+    """Counts the looks of an exit at its threads; at the fifth, a thread is let off."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, thread: NamedThread) -> None:
+        self.count = 0
+        self._thread = thread
+        monkeypatch.setattr(torch_exit, "sleep", self._sleep)
+        monkeypatch.setattr(torch_exit, "_MOST_S", 60.0)
+
+    def _sleep(self, seconds: float) -> None:
+        self.count += 1
+        if self.count == 5:
+            self._thread.may_sleep.set()
+        threading.Event().wait(seconds)
+
+
+@pytest.mark.parametrize("work", [lambda: None, wait_short], ids=["computes", "wants the lock"])
 def test_the_exit_waits_for_a_thread_of_gloo_that_still_works(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]
 ) -> None:
     """It may be about to free the tensors of the last collective."""
-    looks = 0
+    with NamedThread(work) as gloo:
+        looks = Looks(monkeypatch, gloo)
+        torch_exit._wait()
+    assert looks.count >= 5
 
-    def sleep(_: float) -> None:
-        nonlocal looks
-        looks += 1
-        if looks == 5:
-            gloo.may_sleep.set()
-        threading.Event().wait(0.001)
 
-    monkeypatch.setattr(torch_exit, "sleep", sleep)
-    monkeypatch.setattr(torch_exit, "_MOST_S", 60.0)
+def test_a_fork_waits_for_its_own_threads_and_leaves_its_parents_server_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (socket := tmp_path / "socket").touch()
+    monkeypatch.setattr(torch_exit, "_served", (os.getppid(), str(socket), str(socket)))
     with NamedThread() as gloo:
-        torch_exit._wait("", os.getpid())
-    assert looks >= 5
+        looks = Looks(monkeypatch, gloo)
+        torch_exit._wait()
+    assert looks.count >= 5
+    assert socket.exists()
 
 
 def test_a_thread_that_never_sleeps_delays_the_exit_by_a_bounded_time(
@@ -119,11 +152,26 @@ def test_a_thread_that_never_sleeps_delays_the_exit_by_a_bounded_time(
     def sleep(seconds: float) -> None:
         nonlocal now
         now += seconds
+        threading.Event().wait(0.01)
 
     monkeypatch.setattr(torch_exit, "sleep", sleep)
     monkeypatch.setattr(torch_exit, "monotonic", lambda: now)
     monkeypatch.setattr(torch_exit, "_EVERY_S", 0.5)
     with NamedThread():
-        until(lambda: torch_exit._some_thread_runs() or None, "it computes")
-        torch_exit._wait("", os.getpid())
+        torch_exit._wait()
     assert now == pytest.approx(torch_exit._MOST_S, abs=0.5)
+
+
+@pytest.mark.parametrize("make", [group_of_all, GroupWrapper])
+def test_whoever_lets_us_make_collectives_is_waited_for_without_an_agent(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], object]
+) -> None:
+    """Ours may be the last collective before the exit."""
+    handlers: list[object] = []
+    monkeypatch.setattr(torch_exit, "_waits", False)
+    monkeypatch.setattr(atexit, "register", handlers.append)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 1)
+    for _ in range(2):
+        make()
+    assert handlers == [torch_exit._wait]

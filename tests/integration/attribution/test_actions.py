@@ -29,7 +29,7 @@ from everstep_services.attribution.domain.policy import PolicySwitches
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.unit.attribution.test_policy import BROKEN, BUG, ON, past, verdict
 from tests.unit.rendezvous.documents import round_document
-from tests.waiting import until_async
+from tests.waiting import WITHIN_S, until_async
 
 
 class Asked:
@@ -77,7 +77,7 @@ async def remember(bus: Bus, *acts: PolicyAct, job: str = "j") -> None:
 
 async def recorded(bus: Bus, count: int) -> list[Any]:
     found: list[Any] = []
-    async with asyncio.timeout(10), bus.facts(None) as reader:
+    async with asyncio.timeout(WITHIN_S), bus.facts(None) as reader:
         while len(found) < count:
             found += [decode(one.data) for one in (await reader.fetch(10, 0.1)).facts]
     return found

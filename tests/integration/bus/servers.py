@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -137,3 +138,10 @@ async def relay(
 async def stopped(pid: int) -> None:
     """Stop a process, and wait until none of its threads runs any more."""
     await asyncio.to_thread(stop, pid)
+
+
+async def killed_with_its_data(nats: DevServer, store: Path) -> None:
+    """Kill a server whose data are gone; it stands first, or it would write what is removed."""
+    await stopped(nats.pid)
+    await asyncio.to_thread(shutil.rmtree, store)
+    os.kill(nats.pid, signal.SIGKILL)

@@ -5,7 +5,6 @@ import os
 import random
 import shutil
 import signal
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,8 +20,11 @@ from everstep.bus.server.dev_server import DevServer, dev_server
 from everstep.messages import Done, JobEnded, Message, NodeBeat, ShowRound
 from everstep.messages.codec import decode, encode
 from tests.integration.bus.facts import beat, ended, numbers, settings_of
-from tests.integration.bus.servers import relay, stopped
-from tests.waiting import turns, until_async
+from tests.integration.bus.servers import killed_with_its_data, relay, stopped
+from tests.waiting import WITHIN_S, turns, until_async
+
+PING_EVERY_S = 10.0
+"""A server that stands for some seconds loses no client."""
 
 
 @pytest.fixture
@@ -113,7 +115,7 @@ async def test_facts_of_a_process_that_was_killed_are_sent_by_the_next(
             for number in range(50):
                 await first.record(ended(number))
             # it ends here, with everything still in its spool
-            await asyncio.wait_for(_close(first), 10)
+            await asyncio.wait_for(_close(first), WITHIN_S)
         shutil.copytree(spool, tmp_path / "as-it-was")
     async with connect(settings_of(nats), "second", spool=tmp_path / "as-it-was") as second:
         await second.flush(20)
@@ -133,8 +135,7 @@ async def test_after_the_data_were_wiped_the_streams_come_back_and_facts_go_on(
     async with bus.facts(None) as reader, asyncio.TaskGroup() as tasks:
         first = await reader.fetch(10, 2)
         keeping = tasks.create_task(topology.keep_for_ever(bus.jetstream))
-        shutil.rmtree(tmp_path / "own-nats" / "nats" / "store")
-        os.kill(nats.pid, signal.SIGKILL)
+        await killed_with_its_data(nats, tmp_path / "own-nats" / "nats" / "store")
         await until_async(lambda: nats.restarts, "the server is started again")
         await bus.record(ended(2))
         await bus.flush(20)
@@ -202,7 +203,7 @@ async def test_a_handler_that_takes_long_costs_no_connection(
     async def slow(_: Message) -> Message:
         started.set()
         if how == "blocking":
-            block(3.0)  # six missed pings
+            leap(6 * PING_EVERY_S)
         else:
             await go_on.wait()
         return Done(text="slow")
@@ -210,16 +211,15 @@ async def test_a_handler_that_takes_long_costs_no_connection(
     async def quick(_: Message) -> Message:
         return Done(text="quick")
 
-    often_s = 0.5 if how == "blocking" else 10.0  # a server that stands a while loses clients
     async with (
-        connect(settings_of(nats, ping_interval_s=often_s), "busy") as busy,
+        connect(settings_of(nats, ping_interval_s=PING_EVERY_S), "busy") as busy,
         busy.answer("busy", {"slow": slow, "quick": quick}),
         asyncio.TaskGroup() as tasks,
     ):
         question = ShowRound(job="j")
-        asking = tasks.create_task(bus.ask("busy", "slow", question, Done, job="j", within_s=30))
+        asking = tasks.create_task(bus.ask("busy", "slow", question, Done, job="j", within_s=300))
         await started.wait()
-        answer = await bus.ask("busy", "quick", question, Done, job="j", within_s=30)
+        answer = await bus.ask("busy", "quick", question, Done, job="j", within_s=300)
         assert answer.text == "quick"
         go_on.set()
         assert (await asking).text == "slow"
@@ -227,11 +227,11 @@ async def test_a_handler_that_takes_long_costs_no_connection(
         assert busy.statistics()["reconnects_total"] == 0
 
 
-def block(seconds: float) -> None:
-    """Busy, not asleep: as a handler that computes would."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        pass
+def leap(seconds: float) -> None:
+    """As a handler that computes for so long: what was due meanwhile is due when it returns."""
+    loop = asyncio.get_running_loop()
+    before = loop.time
+    loop.time = lambda: before() + seconds  # type: ignore[method-assign]
 
 
 async def test_a_followed_document_is_seen_although_its_announcement_was_lost(
@@ -409,6 +409,6 @@ async def test_who_is_cancelled_while_it_subscribes_is_cancelled(bus: NatsBus) -
         listening = asyncio.create_task(listen())
         await turns(count)
         listening.cancel()
-        done, _ = await asyncio.wait([listening], timeout=10)
+        done, _ = await asyncio.wait([listening], timeout=WITHIN_S)
         assert done, f"it goes on after it was cancelled {count} turns after its begin"
         assert listening.cancelled()

@@ -7,8 +7,11 @@ import sys
 import torch
 import torch.distributed as dist
 
+from trainer_sdk.bootstrap.torch_exit import wait_at_exit
+
 
 def main(fault: str, culprit: int) -> None:
+    wait_at_exit()
     dist.init_process_group("gloo")
     for step in range(1, 6):
         if step == 3 and dist.get_rank() == culprit:

@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
+from trainer_sdk.bootstrap.torch_exit import wait_at_exit
+
 STEPS = 8
 DELAY_S = 0.15
 
@@ -26,6 +28,7 @@ def main() -> None:
             time.sleep(DELAY_S)
 
     torch.set_num_threads(1)
+    wait_at_exit()
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=ranks, timeout=timedelta(seconds=120))
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
@@ -46,6 +49,7 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
             profiler.step()
+    del model  # before its group: the other way torch may hang
     dist.destroy_process_group()
 
 

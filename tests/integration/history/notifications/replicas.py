@@ -5,16 +5,20 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
+from everstep.bus import leader_election
 from everstep.bus.client import NatsBus
 from everstep.clock import Clock, SystemClock
 from everstep.messages import Fact, NoticesDocument
 from everstep.messages.codec import decode_as
 from everstep.messages.documents.notices import Notice
 from everstep.subjects import CLUSTER
+from everstep_services.history.notifications import http_client
 from everstep_services.history.notifications.documents import BUCKET
 from everstep_services.history.notifications.service import Notifications
 from everstep_services.history.notifications.settings import (
@@ -30,6 +34,7 @@ from tests.waiting import until_async
 SLACK_SECRET = "T0000/B0000/slackSecretXyz"
 ROUTING_KEY = "R0UT1NGKEYR0UT1NGKEYR0UT1NGKEY00"
 WEBHOOK_SECRET = "webhook-secret-1234567890"
+_EXCHANGE = http_client._Exchange
 
 
 def secret(path: Path, text: str) -> Path:
@@ -66,6 +71,41 @@ def all_targets(server: TargetServer, folder: Path, **more: Any) -> NotifySettin
         alertmanager=AlertmanagerSettings(url=server.url),
         **more,
     )
+
+
+class AttemptsByHand:
+    """Attempts whose time is over when a test says so, and not before.
+
+    A machine that stands still for a while then causes no further attempt: the test can know how
+    many there are. The lease outlasts the test for the same reason.
+    """
+
+    WITHIN_S = 20.0
+    """The most that settings admit: it still limits each wait of the socket."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._limits: list[asyncio.Timeout] = []
+        self._exchanges: list[http_client._Exchange] = []
+        by_hand = SimpleNamespace(timeout=self._timeout, to_thread=asyncio.to_thread)
+        monkeypatch.setattr(http_client, "asyncio", by_hand)
+        monkeypatch.setattr(http_client, "_Exchange", self._exchange)
+        monkeypatch.setattr(leader_election, "_LEASE_S", 600)
+
+    def run_out(self) -> None:
+        """The time of the newest attempt is over."""
+        self._limits[-1].reschedule(asyncio.get_running_loop().time())
+
+    def has_status(self) -> bool:
+        """The newest attempt has the status of its answer, and waits for the text."""
+        return bool(self._exchanges) and self._exchanges[-1].begun is not None
+
+    def _timeout(self, _within_s: float) -> asyncio.Timeout:
+        self._limits.append(asyncio.timeout(None))
+        return self._limits[-1]
+
+    def _exchange(self, request: http_client.HttpRequest, within_s: float) -> http_client._Exchange:
+        self._exchanges.append(_EXCHANGE(request, within_s))
+        return self._exchanges[-1]
 
 
 @asynccontextmanager

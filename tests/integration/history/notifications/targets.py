@@ -38,6 +38,8 @@ class TargetServer:
     heard: list[Heard] = field(default_factory=list)
     taken: list[Heard] = field(default_factory=list)
     before_answer: Callable[[], Awaitable[None]] | None = None
+    when_it_hangs: Callable[[], None] | None = None
+    """Called once a request was read that gets no answer."""
     port: int = 0
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
 
@@ -78,6 +80,8 @@ class TargetServer:
         if behaviour == "drop":
             return
         if behaviour == "hang":
+            if self.when_it_hangs is not None:
+                self.when_it_hangs()
             await reader.read()  # until the client has had enough
             return
         if behaviour == "late text":

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import signal
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -17,7 +16,7 @@ from everstep.bus.client import NatsBus
 from everstep.bus.server.dev_server import DevServer
 from everstep.ids import new_id
 from everstep.messages import ProgressMade
-from tests.integration.bus.servers import stopped
+from tests.integration.bus.servers import killed_with_its_data, stopped
 from tests.processes import history, in_sql, kept_running
 from tests.waiting import until_async
 
@@ -55,8 +54,7 @@ async def test_a_wiped_bus_comes_back_and_the_record_keeps_what_it_had(
     """NATS has lost its data, and the database has every fact once (A11.2, A14.3)."""
     before = await record(bus, 20)
     await arrive(tmp_path, before)
-    shutil.rmtree(tmp_path / "own-nats" / "nats" / "store")
-    os.kill(nats.pid, signal.SIGKILL)
+    await killed_with_its_data(nats, tmp_path / "own-nats" / "nats" / "store")
     # Nobody sets the streams up again by hand: history does.
     after = await record(bus, 20)
     await arrive(tmp_path, before | after)

@@ -61,6 +61,16 @@ def test_nothing_is_said_against_a_node_that_could_not_take_part(*, silent: bool
 def test_a_node_that_took_part_and_is_reached_by_nobody_is_the_slow_one() -> None:
     found = judged(told(5, n4=0.0))
     assert [one.nodes for one in found.slow] == [("n4",)]
+    assert not found.unreached, "each pair is of that node"
+
+
+def test_two_nodes_that_do_not_reach_each_other_are_no_good_news() -> None:
+    """There is nothing to compare them with."""
+    bodies = told(2, n0_n1=0.0)
+    bodies["n0"]["links"][0]["reason"] = why = "127.0.0.1:20007: no process listens there"
+    found = judged(bodies)
+    assert (found.slow, found.untold, found.code) == ([], {}, Exit.ERROR)
+    assert list(page(found))[-1] == f"not reached: n0 and n1: {why}"
 
 
 def test_many_nodes_are_no_table() -> None:

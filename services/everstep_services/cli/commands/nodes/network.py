@@ -52,7 +52,8 @@ def command(
     slow node is slow with every partner, a slow link only with one: to tell them apart, a node
     needs two partners.
 
-    Exit codes: 0 no node is slow, 1 a node or link is slow, 5 some results did not come in time.
+    Exit codes: 0 no node is slow, 1 a node or link is slow or two nodes did not reach each other,
+    5 some results did not come in time.
     """
     from everstep_services.cli.api.location import open_api
     from everstep_services.cli.operator_requests import CommandRequest
@@ -101,9 +102,16 @@ class NetworkFindings:
     """By node, why nothing is known about it."""
 
     @property
+    def unreached(self) -> Sequence[Record]:
+        """The pairs that did not reach each other, without nodes and links named as slow."""
+        named = {node for item in self.slow for node in item.nodes}
+        pairs = [link for link in self.links if not link["mib_s"]]
+        return [link for link in pairs if not named & {link["from"], link["to"]}]
+
+    @property
     def code(self) -> Exit:
         """Of the command."""
-        if self.slow:
+        if self.slow or self.unreached:
             return Exit.ERROR
         return Exit.TIMED_OUT if self.untold or not self.links else Exit.OK
 
@@ -174,10 +182,13 @@ def page(findings: NetworkFindings) -> Iterator[str]:
         yield from aligned(_table(findings, nodes))
     for item in findings.slow:
         yield f"slow: {cell(item.reason)}"
+    for link in findings.unreached:
+        pair = f"{cell(link['from'])} and {cell(link['to'])}"
+        yield f"not reached: {pair}: {cell(link.get('reason') or 'no figures')}"
     for node, why in findings.untold.items():
         yield f"unknown: {cell(node)}: {cell(why)}"
     speeds = [item["mib_s"] for item in findings.links]
-    if speeds and not findings.slow:
+    if speeds and not findings.slow and not findings.unreached:
         usual = f"{statistics.median(speeds):.0f} MiB/s in the median"
         yield f"nobody is slow: {counted(len(speeds), 'pair')}, {usual}"
 
