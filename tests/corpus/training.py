@@ -172,7 +172,7 @@ class CorpusTraining:
         import torch.distributed as dist
 
         dist.barrier()
-        del self.net  # before its group: the other way torch may hang
+        del self.net  # before its group: otherwise torch may hang
         dist.destroy_process_group()
         self.tell("done")
 

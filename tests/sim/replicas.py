@@ -45,6 +45,7 @@ class Replica:
                 if first is None:
                     return [None] * len(events)
                 self.job = self.made(RendezvousJob.document_for(first, fleet.moment()))
+            started = self.memory.started.copy()
             outcome = self.job.apply(events, fleet.moment(), fleet.control)
             if outcome.is_changed and fleet.write(self, self.job.document):
                 break
@@ -53,6 +54,7 @@ class Replica:
             ):
                 break
             fleet.conflicts += 1
+            self.memory.started = started
             self.load()
         if outcome.is_changed and fleet.rng.random() < fleet.crash_rate:
             self.restart()

@@ -16,8 +16,10 @@ _MOST_S = 2.0
 _EVERY_S = 0.001
 _THREADS = (b"pt_gloo_runloop", b"pt_nccl_watchdg", b"pt_workerserver")
 _CONNECTED = b"03"
-_STATE = 5
-"""The field of a line of /proc/net/unix."""
+_STATE, _INODE = 5, 6
+"""The fields of a line of /proc/net/unix."""
+_NOT_ACCEPTED = b"0"
+"""The inode of a connection that nobody has accepted yet."""
 _SLEEPS = b"S"
 _SWITCHES = b"voluntary_ctxt_switches:"
 _OTHERS_WAIT = 2.0
@@ -29,7 +31,7 @@ _served: tuple[int, str, str] | None = None
 
 
 def served_at(bound: str, socket: str) -> None:
-    """Note that torch's worker server of this process listens; it is closed first at the exit."""
+    """Note that this process has torch's worker server: its socket is removed at the exit."""
     global _served  # noqa: PLW0603  a process has one
     _served = (os.getpid(), bound, socket)
 
@@ -46,7 +48,7 @@ def _wait() -> None:
     if "torch" not in sys.modules:
         return
     bound = b""
-    if _served is not None and _served[0] == os.getpid():  # a fork has not the server's threads
+    if _served is not None and _served[0] == os.getpid():  # a fork does not have its threads
         bound = os.fsencode(_served[1])
         try:  # noqa: SIM105  contextlib would cost every rank
             os.unlink(_served[2])
@@ -55,7 +57,8 @@ def _wait() -> None:
     until, before = monotonic() + _MOST_S, _looks()
     restless = set(before)
     while True:
-        sleep(_pause_s())  # a thread that waits for the interpreter's lock gets it now
+        # A thread that waits for the interpreter's lock gets it now.
+        sleep(min(_pause_s(), max(until - monotonic(), 0.0)))
         looks = _looks()
         # NCCL's threads look at their collectives ten times a second: one quiet pause is enough.
         restless = {
@@ -63,7 +66,7 @@ def _wait() -> None:
             for thread, look in looks.items()
             if look[0] != _SLEEPS or (thread in restless and look != before.get(thread))
         }
-        if monotonic() > until or not (restless or _is_asked(bound)):
+        if monotonic() >= until or not (restless or _is_asked(bound)):
             return
         before = looks
 
@@ -81,16 +84,34 @@ def _is_asked(bound: bytes) -> bool:
         return False
     try:
         with open("/proc/self/net/unix", "rb") as file:
-            ours = [line.split() for line in file if line.rstrip().endswith(b" " + bound)]
-    except OSError:  # some sandboxes have no such file
+            named = [line.split() for line in file if line.rstrip().endswith(b" " + bound)]
+        connected = {fields[_INODE] for fields in named if fields[_STATE] == _CONNECTED}
+        # Other processes may have bound sockets of the same name.
+        return bool(connected) and not connected.isdisjoint({_NOT_ACCEPTED, *_own_sockets()})
+    except OSError:  # some sandboxes have no such files
         return False
-    return any(fields[_STATE] == _CONNECTED for fields in ours)
+
+
+def _own_sockets() -> list[bytes]:
+    sockets = []
+    for descriptor in os.listdir(b"/proc/self/fd"):
+        try:
+            link = os.readlink(b"/proc/self/fd/" + descriptor)
+        except OSError:  # it is closed
+            continue
+        if link.startswith(b"socket:["):
+            sockets.append(link[len(b"socket:[") : -1])
+    return sockets
 
 
 def _looks() -> dict[str, tuple[bytes, bytes]]:
     """Of each thread of torch that may ask for the lock: its state, and how often it has slept."""
-    threads = {}
-    for thread in os.listdir("/proc/self/task"):
+    threads: dict[str, tuple[bytes, bytes]] = {}
+    try:
+        running = os.listdir("/proc/self/task")
+    except OSError:  # not in every sandbox, and not without a free descriptor
+        return threads
+    for thread in running:
         try:
             with open(f"/proc/self/task/{thread}/stat", "rb") as file:
                 head, _, tail = file.read().rpartition(b") ")

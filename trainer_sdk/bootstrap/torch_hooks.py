@@ -126,8 +126,8 @@ def _serve(folder: str) -> None:
     with ShortPath(socket) as path, _Silence():
         server = _WorkerServer(path)
         served_at(path, socket)
-    # It lives as long as the process: to stop it keeps the interpreter's lock, for which one of its
-    # threads may wait. `wait_at_exit` lets them finish.
+    # It lives as long as the process: stopping it would hold the interpreter's lock while it joins
+    # threads that may wait for that lock. `wait_at_exit` lets them finish.
     _keep_for_ever(server)
 
 

@@ -197,15 +197,14 @@ class JobRunner:
                 _no_such_job(self._name, pending)
                 self._revision = self._wake_at = None  # another replica may make the document
                 return
-            outcome = job.apply(events, now, self._around.control(self._name))
+            started = self._memory.started.copy()
+            outcome, is_stored = job.apply(events, now, self._around.control(self._name)), False
             try:
-                if outcome.is_changed:
-                    await self._write(job)
-                elif may_be_outdated(events, outcome) and await self._is_outdated():
-                    continue
-            except ConflictError:
-                self._around.counts.conflicts += 1
-                self._revision = None
+                is_stored = await self._is_stored(job, events, outcome)
+            finally:
+                if not is_stored:
+                    self._memory.started = started  # what the batch decided has not happened
+            if not is_stored:
                 continue
             self._around.counts.batches += 1
             self._wake_at = outcome.wake_at
@@ -214,6 +213,20 @@ class JobRunner:
                 await self._record(job)
             return
         raise BusError(f"job {self._name}: other replicas wrote first {_ATTEMPTS} times in a row")
+
+    async def _is_stored(
+        self, job: RendezvousJob, events: list[Event], outcome: BatchOutcome
+    ) -> bool:
+        """Write what was decided; False if another replica has written since this one read."""
+        if not outcome.is_changed:
+            return not (may_be_outdated(events, outcome) and await self._is_outdated())
+        try:
+            await self._write(job)
+        except ConflictError:
+            self._around.counts.conflicts += 1
+            self._revision = None
+            return False
+        return True
 
     async def _load(self, events: list[Event], now: Now) -> RendezvousJob | None:
         """Return the job as of the newest known revision."""

@@ -79,7 +79,7 @@ def main(folder: Path, fault: str) -> None:  # noqa: PLR0915 - to be read from t
     end = [manager.find_latest(), [round(float(one), 6) for one in model.module.weight.flatten()]]
     (folder / f"end-{rank}").write_text(json.dumps(end))
     client.shutdown_workload_monitoring()
-    del model  # before its group: the other way torch may hang
+    del model  # before its group: otherwise torch may hang
     dist.destroy_process_group()
 
 

@@ -3,7 +3,9 @@
 import asyncio
 import atexit
 import ctypes
+import errno
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -34,6 +36,17 @@ import torch
 
 print("up", flush=True)
 sys.stdin.readline()
+"""
+SERVER = """
+import socket, sys
+
+with socket.socket(socket.AF_UNIX) as server:
+    server.bind(sys.argv[1])
+    server.listen()
+    print("listens", flush=True)
+    with server.accept()[0]:
+        print("accepted", flush=True)
+        sys.stdin.read()
 """
 _SET_NAME = 15
 
@@ -135,18 +148,20 @@ def test_the_exit_waits_for_a_thread_of_gloo_that_still_works(
 def test_a_fork_waits_for_its_own_threads_and_leaves_its_parents_server_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (socket := tmp_path / "socket").touch()
-    monkeypatch.setattr(torch_exit, "_served", (os.getppid(), str(socket), str(socket)))
+    (path := tmp_path / "socket").touch()
+    monkeypatch.setattr(torch_exit, "_served", (os.getppid(), str(path), str(path)))
     with NamedThread() as gloo:
         looks = Looks(monkeypatch, gloo)
         torch_exit._wait()
     assert looks.count >= 5
-    assert socket.exists()
+    assert path.exists()
 
 
+@pytest.mark.parametrize("longest_pause_s", [0.005, 30.0])
 def test_a_thread_that_never_sleeps_delays_the_exit_by_a_bounded_time(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, longest_pause_s: float
 ) -> None:
+    """However long the interpreter lets a thread of Python run."""
     now = 0.0
 
     def sleep(seconds: float) -> None:
@@ -157,9 +172,41 @@ def test_a_thread_that_never_sleeps_delays_the_exit_by_a_bounded_time(
     monkeypatch.setattr(torch_exit, "sleep", sleep)
     monkeypatch.setattr(torch_exit, "monotonic", lambda: now)
     monkeypatch.setattr(torch_exit, "_EVERY_S", 0.5)
+    monkeypatch.setattr(sys, "getswitchinterval", lambda: longest_pause_s)
     with NamedThread():
         torch_exit._wait()
-    assert now == pytest.approx(torch_exit._MOST_S, abs=0.5)
+    assert now == pytest.approx(torch_exit._MOST_S)
+
+
+def test_an_exit_without_proc_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a sandbox, or in a process that has no free descriptor."""
+
+    def refused(*_: object) -> list[str]:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(os, "listdir", refused)
+    torch_exit._wait()
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_only_requests_to_the_process_itself_delay_its_exit(tmp_path: Path, is_own: bool) -> None:
+    """With long paths, the servers of all ranks of a node have the same name."""
+    path = tmp_path / "s"
+    server = [sys.executable, "-c", SERVER, str(path)]
+    with socket.socket(socket.AF_UNIX) as own, socket.socket(socket.AF_UNIX) as client:
+        if is_own:
+            own.bind(str(path))
+            own.listen()
+            client.connect(str(path))
+            with own.accept()[0]:
+                assert torch_exit._is_asked(os.fsencode(path))
+            return
+        with subprocess.Popen(server, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+            assert other.stdout is not None
+            other.stdout.readline()
+            client.connect(str(path))
+            assert other.stdout.readline() == b"accepted\n"
+            assert not torch_exit._is_asked(os.fsencode(path))
 
 
 @pytest.mark.parametrize("make", [group_of_all, GroupWrapper])

@@ -49,7 +49,7 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
             profiler.step()
-    del model  # before its group: the other way torch may hang
+    del model  # before its group: otherwise torch may hang
     dist.destroy_process_group()
 
 

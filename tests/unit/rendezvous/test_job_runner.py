@@ -126,3 +126,15 @@ async def test_a_report_that_is_old_for_all_replicas_is_answered_as_such() -> No
         reply = await runner.ask(report(msgspec.structs.replace(order, round=0), "rank_exited"))
         assert isinstance(reply, Reported)
         assert (reply.round, reply.is_current) == (1, False)
+
+
+async def test_a_decision_that_another_replica_has_overtaken_leaves_no_timers() -> None:
+    """They would run on, and a later phase of this name would seem to last for hours already."""
+    server, world = MemoryServer(), World(spec(2))
+    async with replicas(server, 2) as (first, second):
+        await first.ask(world.ask("b"))
+        await second.ask(world.ask("b"))
+        await joined(first, world)
+        await second.ask(msgspec.structs.replace(world.ask("b"), known_round=1))
+        assert ("phase", 1, "joining") not in second._memory.started
+        assert ("phase", 1, "forming") in second._memory.started

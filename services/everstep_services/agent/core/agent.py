@@ -167,7 +167,7 @@ class Agent:
     def ordered(self, order: Order, *, is_stale: bool = False) -> list[Action]:
         """Obey an order, unless it is older than the newest round that is known.
 
-        `is_stale`: only our ranks must stop; the round of the order is not over.
+        `is_stale`: only our ranks must stop; the round of the order may not be over.
         """
         if self.round is not None and order.round < self.round:
             self.refused_orders += 1

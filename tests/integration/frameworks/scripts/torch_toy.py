@@ -17,7 +17,7 @@ def main(folder: Path, steps: int) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo")
-    # Its model goes before the process group: the other way torch may hang.
+    # Its model goes before the process group: otherwise torch may hang.
     (plain if os.environ.get("PLAIN") else saved)(*toy(), steps, folder)
     dist.destroy_process_group()
 

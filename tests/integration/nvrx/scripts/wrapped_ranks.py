@@ -84,7 +84,7 @@ def train(text: str, call: CallWrapper = None) -> int:
         total += value
     seen = [call.iteration, rank, size, int(total)]
     (FOLDER / f"end-{call.state.initial_rank}").write_text(json.dumps(seen))
-    del model  # before its group: the other way torch may hang
+    del model  # before its group: otherwise torch may hang
     dist.destroy_process_group()
     return rank
 

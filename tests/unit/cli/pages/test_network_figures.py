@@ -73,6 +73,13 @@ def test_two_nodes_that_do_not_reach_each_other_are_no_good_news() -> None:
     assert list(page(found))[-1] == f"not reached: n0 and n1: {why}"
 
 
+def test_of_many_pairs_that_do_not_reach_each_other_some_are_named_and_all_counted() -> None:
+    bodies = told(20, **{f"n{number}": 0.0 for number in range(20)})
+    lines = list(page(judged(bodies)))
+    assert len(lines) == 17
+    assert lines[-1] == "not reached: 174 more pairs, see -o json"
+
+
 def test_many_nodes_are_no_table() -> None:
     assert list(page(judged(told(20)))) == ["nobody is slow: 190 pairs, 1000 MiB/s in the median"]
 

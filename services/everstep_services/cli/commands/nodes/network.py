@@ -73,6 +73,7 @@ _KIND = "network_measured"
 _LOOK_EVERY_S = 0.5
 _TABLE_MOST = 16
 """More nodes would not fit on a line."""
+_NAMED_MOST = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class NetworkFindings:
     """The result of a test."""
 
     links: Sequence[Record]
-    """`from`, `to` and figures of each pair that could be measured."""
+    """`from`, `to` and figures of each pair; 0 MiB/s if the two did not reach each other."""
     slow: Sequence[SlowNodes]
     untold: Mapping[str, str]
     """By node, why nothing is known about it."""
@@ -169,8 +170,10 @@ def print_figures(invocation: Invocation, test: NetworkTest, told: Mapping[str, 
              "usual_mib_s": slow_node.usual_mib_s, "reason": slow_node.reason}
             for slow_node in findings.slow
         ]  # fmt: skip
-        record = {"test": test.id, "job": test.job, "slow": slow, "links": findings.links}
-        print_record(invocation, "network_test", {**record, "untold": findings.untold}, "test")
+        unreached = [(link["from"], link["to"]) for link in findings.unreached]
+        record = {"test": test.id, "job": test.job, "slow": slow, "unreached": unreached,
+                  "links": findings.links, "untold": findings.untold}  # fmt: skip
+        print_record(invocation, "network_test", record, "test")
     return findings.code
 
 
@@ -182,9 +185,11 @@ def page(findings: NetworkFindings) -> Iterator[str]:
         yield from aligned(_table(findings, nodes))
     for item in findings.slow:
         yield f"slow: {cell(item.reason)}"
-    for link in findings.unreached:
+    for link in findings.unreached[:_NAMED_MOST]:
         pair = f"{cell(link['from'])} and {cell(link['to'])}"
         yield f"not reached: {pair}: {cell(link.get('reason') or 'no figures')}"
+    if (more := len(findings.unreached) - _NAMED_MOST) > 0:
+        yield f"not reached: {counted(more, 'more pair')}, see -o json"
     for node, why in findings.untold.items():
         yield f"unknown: {cell(node)}: {cell(why)}"
     speeds = [item["mib_s"] for item in findings.links]
