@@ -51,7 +51,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
     with tempfile.TemporaryDirectory(prefix="e-") as folder:
 
         def start(node: str, answer: str, wheel: str = "") -> Daemon:
-            log, tag = tmp_path / f"{node}.daemon", f"daemons-of-{tmp_path.name}"
+            log, tag = tmp_path / f"{node}-daemon.log", f"daemons-of-{tmp_path.name}"
             daemons.append(Daemon(Path(folder), log, tag, answer, wheel))
             return daemons[-1]
 

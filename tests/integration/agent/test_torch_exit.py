@@ -9,13 +9,13 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from everstep_services.agent.stalls.torch_server import ask
+from tests.waiting import turns
 from trainer_sdk import layout
 from trainer_sdk.bootstrap import torch_exit
 
@@ -71,7 +71,7 @@ async def test_a_rank_that_is_asked_for_tracebacks_until_it_has_exited_exits_wel
             answers += answer is not None  # not with the `await`: another task counts meanwhile
             if answer is not None and answers == 20:
                 await asyncio.to_thread(rank.stdin.close)  # type: ignore[union-attr]
-            await asyncio.sleep(0)
+            await turns()
 
     with rank:
         assert rank.stdout is not None
@@ -115,7 +115,7 @@ class NamedThread:
 
 def wait_short() -> None:
     """As a thread that wants the interpreter's lock: it sleeps, and looks again and again."""
-    time.sleep(0.001)
+    threading.Event().wait(0.001)
 
 
 class Looks:

@@ -4,16 +4,20 @@ import asyncio
 import json
 import logging
 import os
+import signal
+import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from everstep.messages import CheckResult
+from everstep_services.agent.probes.runner import child
 from everstep_services.agent.probes.runner.examiner import ChecksProcess, NodeExaminer
-from everstep_services.agent.probes.runner.protocol import Request
+from everstep_services.agent.probes.runner.protocol import Request, encode
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.agent.probes.verdicts import NodeExamination
 from tests.waiting import turns, until_async
@@ -232,6 +236,37 @@ async def test_when_the_asking_process_is_killed_the_checks_end(tmp_path: Path) 
     asking.kill()
     await asking.wait()
     await all_gone(tmp_path, 2)
+
+
+async def test_a_process_that_nobody_hears_leaves_no_check_behind(tmp_path: Path) -> None:
+    """Its parent has been killed: it may want to write before it sees the end of its stdin."""
+    hung = script(tmp_path, "hung", f"sleep 600 & echo $! >> {tmp_path / 'pids'}; wait")
+    os.mkfifo(gate := tmp_path / "gate")
+    gated = script(tmp_path, "gated", f"read line < {gate}")
+    settings = ChecksSettings(within_s=600, site={"hung": str(hung), "gated": str(gated)})
+    request = Request(
+        names=("site:hung", "site:gated"), settings=settings, notes=None,
+        until=time.monotonic() + 600, root=tmp_path, own_pids=(),
+    )  # fmt: skip
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", child.__name__,
+        stdin=subprocess.PIPE, stdout=(ends := os.pipe())[1], process_group=0,
+    )  # fmt: skip
+    assert process.stdin is not None
+    process.stdin.write(encode(request))
+
+    async def running() -> bool:
+        return len((tmp_path / "pids").read_text().split()) == 3
+
+    await until_async(running, "both run", despite=FileNotFoundError)
+    for end in ends:
+        os.close(end)
+    await asyncio.to_thread(gate.write_text, "go\n")  # its result finds no reader
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(process.wait(), 2.0)
+    process.stdin.close()
+    assert await process.wait() == -signal.SIGKILL
+    await all_gone(tmp_path, 3)
 
 
 async def test_notes_are_found_at_the_next_look_and_kept_for_checks_that_did_not_run(

@@ -120,14 +120,17 @@ def main() -> None:
         asked: queue.SimpleQueue[Request] = queue.SimpleQueue()
         reader = threading.Thread(target=_read, args=(sys.stdin.buffer, asked), daemon=True)
         reader.start()
-        runs = ProbeRuns(lambda line: _write(out, line))
+
+        def tell(line: Line) -> None:
+            try:
+                out.write(encode(line))
+            except BrokenPipeError:
+                reader.join()  # it first kills what runs, then this process
+
+        runs = ProbeRuns(tell)
         runs.ready()
         while True:
             runs.run(asked.get())
-
-
-def _write(out: BinaryIO, line: Line) -> None:
-    out.write(encode(line))
 
 
 if __name__ == "__main__":

@@ -181,17 +181,24 @@ def main() -> None:
         request = decode_request(sys.stdin.buffer.readline())
         leash = threading.Thread(target=_end_with, args=(sys.stdin.buffer,), daemon=True)
         leash.start()
+
+        def tell(line: Line) -> None:
+            try:
+                out.write(encode(line))
+            except BrokenPipeError:
+                leash.join()  # it first kills what runs: if we left now, that would run on
+
         notes, trouble = notes_of(request)
         checks = CheckRunner(request, notes)
         for line in checks.lines():
-            out.write(encode(line))
+            tell(line)
         if request.notes is not None:
             try:
                 kept.keep(request.notes, checks.changed)
             except NotesLostError as error:
                 trouble = str(error)
         process_tree.clean_up()
-        out.write(encode(ChecksDone(trouble=trouble)))
+        tell(ChecksDone(trouble=trouble))
         leash.join()
 
 
