@@ -2,6 +2,7 @@
 
     python -m benchmarks.launch --ranks 2,8
     python -m benchmarks.launch --ranks 8 --optimizer torch
+    python -m benchmarks.launch --ranks 8 --against v0.1.0
 
 The figure is the time from the start of the launcher's process until the last rank has made its
 first step, as the ranks themselves write it down. Everstep runs with its bus and its services
@@ -24,8 +25,8 @@ def main() -> None:
     asked = made.parse_args()
     training = Training(asked.optimizer)
     with workplace() as folder:
+        everyone = contenders(asked, folder, ByHand())
         for ranks in asked.ranks:
-            everyone = contenders(asked, ByHand())
             took: dict[str, list[float]] = {one.name: [] for one in everyone}
             for turn in range(asked.rounds):
                 for one in rotated(everyone, turn):

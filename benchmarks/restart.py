@@ -3,6 +3,7 @@
     python -m benchmarks.restart
     python -m benchmarks.restart --ft-launcher NVRX/bin/ft_launcher --rounds 5
     python -m benchmarks.restart --only node,agent,silent
+    python -m benchmarks.restart --only rank --ranks 8 --against v0.1.0
 
 The figure is the time from the signal until the last rank has made the first step of the next
 round, as the ranks themselves write it down; none of the launchers takes part in that. Each round
@@ -49,16 +50,17 @@ def main() -> None:
     asked = _asked()
     training = Training(asked.optimizer)
     with workplace() as folder:
+        everyone = contenders(asked, folder)
         for number, trial in enumerate(_trials(asked)):
             outcomes: dict[str, list[Outcome]] = {}
             floor: list[float] = []
             for turn in range(asked.rounds):
                 place = folder / f"{number}.{turn}"
                 floor += forked(place / "floor", trial.shape.nodes * trial.shape.ranks, trial.times)
-                for one in rotated(contenders(asked), turn):
+                for one in rotated(everyone, turn):
                     outcome = _outcome(place / one.name.replace(" ", "-"), one, trial, training)
                     outcomes.setdefault(one.name, []).append(outcome)
-            _show(trial, floor, {one.name: outcomes[one.name] for one in contenders(asked)})
+            _show(trial, floor, {one.name: outcomes[one.name] for one in everyone})
 
 
 def _asked() -> argparse.Namespace:

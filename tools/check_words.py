@@ -257,6 +257,9 @@ def _is_module(path: str) -> bool:
     return path.startswith(PRODUCT) and path.endswith(".py")
 
 
+_SUBJECT = re.compile(r"[a-z0-9][\w ./-]*: [a-z]")
+
+
 def subject_complaints(message: str) -> list[str]:
     """Return what is wrong with the first line of a commit message; git's own lines pass."""
     subject = message.partition("\n")[0].rstrip()
@@ -266,7 +269,7 @@ def subject_complaints(message: str) -> list[str]:
         text
         for is_wrong, text in (
             (len(subject) > SUBJECT_LENGTH, f"at most {SUBJECT_LENGTH} characters: {len(subject)}"),
-            (not subject[:1].isupper(), "begins with a capital, and with a verb: “Add …”"),
+            (not _SUBJECT.match(subject), "the thing, then the change: “history: add …”"),
             (subject.endswith("."), "no full stop at its end"),
         )
         if is_wrong

@@ -138,6 +138,8 @@ ROUND_VARIABLE = "EVERSTEP_ROUND"
 # Files and sockets in a rank's runtime directory.
 ERROR_FILE = "error.json"
 ELASTIC_ERROR_FILE = "torchelastic_error.json"
+STACKS_FILE = "stacks"  # of its threads, as faulthandler prints them, when its warden ended it
+LAST_SIGNAL = 16  # SIGSTKFLT, which no kernel sends: the rank writes that file, and ends by it
 WORKER_SOCKET = "worker.sock"
 INJECTION_SOCKET = "injection.sock"
 KERNELS_FILE = "kernels.json"

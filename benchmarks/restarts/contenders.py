@@ -1,5 +1,6 @@
 """The launchers that are compared, and the command of each for the same training."""
 
+import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ SCRIPTS = {"own": "train.py", "torch": "train_torch.py", "none": "train_by_hand.
 """By the optimizer they use."""
 JOB = "bench"
 _UP_WITHIN_S = 30.0
+_ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -55,23 +57,44 @@ class Contender(ABC):
         return None
 
 
+@dataclass(frozen=True)
+class Revision:
+    """Everstep as another commit has it, installed into a folder without its dependencies."""
+
+    name: str
+    folder: Path
+
+    @classmethod
+    def installed(cls, name: str, folder: Path) -> "Revision":
+        source, target = folder / "source.tar.gz", folder / "installed"
+        folder.mkdir(parents=True)
+        prefix = ["--format", "tar.gz", "--prefix", "everstep/", "--output", str(source)]
+        subprocess.run(["git", "-C", str(_ROOT), "archive", *prefix, name], check=True)
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target)]
+        subprocess.run([*pip, str(source)], check=True)
+        return cls(name, target)
+
+
 class Everstep(Contender):
     """`everstep run`; more than one agent share an `everstep up`."""
 
-    def __init__(self, start: str, *, with_up: bool = False) -> None:
+    def __init__(
+        self, start: str, *, with_up: bool = False, against: Revision | None = None
+    ) -> None:
         self._with_up = with_up
+        self._environ = {} if against is None else {"PYTHONPATH": f"{against.folder}:{_ROOT}"}
         self._options = [
             *(f"--{start}", "--console", "none", "--job", JOB),
             *("--max-restarts", "none", "--no-progress-limit", "none"),
         ]
-        self.name = f"everstep {start}"
+        self.name = f"everstep {start}" + ("" if against is None else f" at {against.name}")
 
     def start(self, stage: Stage, shape: Shape, training: Training) -> None:
         everstep = [sys.executable, "-m", "everstep_services.cli"]
         state = ["--state-dir", str(stage.folder / "state")]
         options = [*self._options, "--nproc-per-node", str(shape.ranks)]
         if self._with_up or len(shape.names) > 1:
-            stage.start("up", [*everstep, "up", "--api-port", "0", *state], {})
+            stage.start("up", [*everstep, "up", "--api-port", "0", *state], self._environ)
             Ledgers.wait(stage.folder / "state", _UP_WITHIN_S)
             options += ["--nnodes", str(shape.nodes), "--spares", str(shape.spares)]
         for place, node in enumerate(shape.names):
@@ -81,7 +104,7 @@ class Everstep(Contender):
 
     def environ(self, _node: str) -> Mapping[str, str]:
         """What a node has of its own."""
-        return {}
+        return self._environ
 
     def ledgers(self, _stage: Stage) -> Ledgers:
         return Ledgers(_stage.folder / "state", JOB)

@@ -11,7 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from benchmarks.restarts.contenders import Contender, Everstep, ft_launcher, torchrun
+from benchmarks.restarts.contenders import (
+    Contender,
+    Everstep,
+    Revision,
+    ft_launcher,
+    torchrun,
+)
 
 One = TypeVar("One")
 
@@ -29,6 +35,9 @@ def parser(about: str, ranks: str, rounds: int) -> argparse.ArgumentParser:
         default=["--ignore-missing-fault-tol-cfg"],
         help="what it needs to run without a file of settings: its name has changed",
     )
+    made.add_argument(
+        "--against", metavar="REV", help="Everstep at this commit, to be compared too"
+    )
     made.add_argument("--contenders", type=words, help="only these: `everstep warm,torchrun`")
     return made
 
@@ -41,8 +50,12 @@ def words(text: str) -> list[str]:
     return text.split(",")
 
 
-def contenders(asked: argparse.Namespace, *more: Contender) -> list[Contender]:
+def contenders(asked: argparse.Namespace, folder: Path, *more: Contender) -> list[Contender]:
+    """Those that were asked for; what has to be installed for them is below `folder`."""
     found: list[Contender] = [Everstep("warm"), Everstep("cold"), torchrun(), *more]
+    if asked.against is not None:
+        other = Revision.installed(asked.against, folder / "against")
+        found.insert(1, Everstep("warm", against=other))
     if asked.ft_launcher is not None:
         found.append(ft_launcher(asked.ft_launcher, asked.ft_options))
     if asked.contenders is None:

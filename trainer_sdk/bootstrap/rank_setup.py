@@ -82,9 +82,9 @@ def set_up_rank(environ: "MutableMapping[str, str]") -> AgentLink:
     """
     make_streams_last(at_once=bool(environ.get("PYTHONUNBUFFERED")))
     bind_to_cpus(environ)
-    _fault_handler()
     links.bootstrap_link = link = AgentLink(environ)
     defer(link)
+    _fault_handler(link.folder)
     if link.folder:
         arm_flight_recorder(environ, link.folder)
         environ.setdefault(
@@ -96,11 +96,17 @@ def set_up_rank(environ: "MutableMapping[str, str]") -> AgentLink:
     return link
 
 
-def _fault_handler() -> None:
+def _fault_handler(folder: str) -> None:
     import faulthandler  # imported after the streams are set
 
     if not faulthandler.is_enabled() and sys.stderr is not None:
         faulthandler.enable()
+    if folder:
+        try:
+            file = io.FileIO(os.path.join(folder, layout.STACKS_FILE), "wb")
+        except OSError:  # the rank will end without its stacks
+            return
+        faulthandler.register(layout.LAST_SIGNAL, file, chain=True)
 
 
 def _injection(environ: "MutableMapping[str, str]", link: AgentLink) -> None:

@@ -4,10 +4,14 @@ import json
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from everstep.clock import SystemClock
+from everstep_services.agent.collectors.collection import Scene
+from everstep_services.agent.collectors.stacks import written_stacks
 from everstep_services.agent.ranks.protocol import (
     ForgeReady,
     RankGone,
@@ -15,7 +19,10 @@ from everstep_services.agent.ranks.protocol import (
     RankStepped,
     ScriptEnded,
 )
+from everstep_services.attribution.stack_analysis.dumps import read_stacks
 from tests.integration.scripts.rig import SCRIPTS, Node, opened
+from tests.stopping import stop
+from tests.waiting import until_async
 from trainer_sdk import layout
 
 ENDS = [
@@ -198,3 +205,28 @@ async def test_a_program_that_does_not_exist_says_so(tmp_path: Path) -> None:
         await node.start()
         assert (await node.gone())[0].code == 127
         assert "no-such-program" in node.err()
+
+
+async def test_a_rank_that_is_ended_writes_its_stacks(tmp_path: Path) -> None:
+    """A7.5: nobody waits for a reader from outside; a rank that stands still ends without them."""
+    script = tmp_path / "held.py"
+    script.write_text(
+        "import ctypes\ndef holds():\n    print('here', flush=True)\n"
+        "    ctypes.PyDLL(None).sleep(1000)\nholds()\n"
+    )
+    async with opened(tmp_path, "", target=str(script)) as node:
+        await node.start(2)
+        pids = {event.rank: event.pid for event in await node.next(RankRuns, 2)}
+        for rank in pids:
+            await until_async(partial(node.out, rank), "here", holds=lambda out: "here" in out)
+        stop(pids[1])
+        done = await node.keeper.stop(grace_s=600)
+        assert (done.ranks, done.left) == ((0, 1), ())
+        gone = await node.gone(2)
+        assert {(one.signal, one.was_told) for one in gone.values()} == {("SIGTERM", True)}
+        found = await written_stacks(Scene(node.keeper.watch.seen(), 30.0), SystemClock())
+    assert found is not None
+    assert found.summary.startswith("rank 0: holds (held.py:4)")
+    assert found.missing == {1: "the rank had exited"}
+    (thread,) = read_stacks(found.members[0].content, 0).threads
+    assert [frame.name for frame in thread.frames][:2] == ["holds", "<module>"]

@@ -3,8 +3,11 @@
 import asyncio
 import itertools
 import logging
+import os
+import stat
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from everstep import archive
 from everstep.archive import ArchiveMember
@@ -166,6 +169,18 @@ async def from_each(
     lines += [f"none of {ranks}" for ranks in ([reasons(missing)] if missing else [])]
     members = tuple(piece.member for piece in contents.values())
     return EvidenceFound(brief(lines), members=members, missing=missing)
+
+
+def left_file(path: str | Path, most_bytes: int, since_s: float = 0.0) -> bytes | None:
+    """What a rank has left in a file; older and empty files, links and pipes are left alone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        about = os.fstat(descriptor)
+        is_left = stat.S_ISREG(about.st_mode) and about.st_mtime >= since_s
+        return file.read(most_bytes) if is_left and 0 < about.st_size <= most_bytes else None
 
 
 def reasons(missing: Mapping[int, str]) -> str:

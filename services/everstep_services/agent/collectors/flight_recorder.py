@@ -1,8 +1,6 @@
 """The flight recorder of each rank, from torch's server in it, or from the dump of torch."""
 
 import asyncio
-import os
-import stat
 from collections.abc import Mapping
 
 from everstep.archive import ArchiveMember
@@ -13,6 +11,7 @@ from everstep_services.agent.collectors.collection import (
     RankPiece,
     Scene,
     from_each,
+    left_file,
 )
 from everstep_services.agent.ranks.protocol import RankSeen
 from everstep_services.agent.stalls.collectives import parse_collectives
@@ -31,7 +30,7 @@ async def flight_recorders(scene: Scene, clock: Clock) -> EvidenceFound | None:
 
     async def dumped(rank: RankSeen) -> RankPiece | None:
         path = _dump_path(rank, scene.environs.get(rank.rank, {}))
-        content = await asyncio.to_thread(_dump, path, began_wall_s)
+        content = await asyncio.to_thread(left_file, path, MOST_BYTES, began_wall_s - 1)
         if content is None:
             return None
         suffix = "json" if content.startswith(b"{") else "pickle"
@@ -73,17 +72,3 @@ async def _recorded(rank: RankSeen, within_s: float) -> RankPiece:
 def _dump_path(rank: RankSeen, environ: Mapping[str, str]) -> str:
     prefix = next((environ[name] for name in _PREFIXES if environ.get(name)), None)
     return f"{prefix or rank.folder / layout.FLIGHT_PREFIX}{rank.rank}"
-
-
-def _dump(path: str, since_s: float) -> bytes | None:
-    """The dump that torch made in this round; older files, links and pipes are left alone."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
-    with os.fdopen(descriptor, "rb") as file:
-        about = os.fstat(descriptor)
-        is_dump = stat.S_ISREG(about.st_mode) and about.st_mtime >= since_s - 1
-        if not is_dump or not 0 < about.st_size <= MOST_BYTES:
-            return None
-        return file.read(MOST_BYTES)

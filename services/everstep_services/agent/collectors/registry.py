@@ -9,7 +9,7 @@ from everstep_services.agent.collectors.flight_recorder import flight_recorders
 from everstep_services.agent.collectors.gpu import gpus
 from everstep_services.agent.collectors.node_state import NodeState
 from everstep_services.agent.collectors.rank_state import pages, processes
-from everstep_services.agent.collectors.stacks import StacksReader
+from everstep_services.agent.collectors.stacks import StacksReader, written_stacks
 from everstep_services.agent.settings import Kind
 
 
@@ -21,6 +21,8 @@ class Collectors:
     """Kinds that need living processes: every restart waits for them."""
     of_node: Mapping[str, Collector]
     """Kinds that may take longer than the ranks have."""
+    of_ended: Mapping[str, Collector]
+    """What ranks leave as they are ended, where the time was too short for the kind before."""
 
 
 def collectors(without: Collection[str] = (), *, native_stacks: bool = False) -> Collectors:
@@ -38,7 +40,9 @@ def collectors(without: Collection[str] = (), *, native_stacks: bool = False) ->
         "cgroup": node.cgroup,
         "environment": environment,
     }
-    return Collectors(
-        {kind: collector for kind, collector in of_ranks.items() if kind not in without},
-        {kind: collector for kind, collector in of_node.items() if kind not in without},
-    )
+    of_ended: Mapping[Kind, Collector] = {"stacks": written_stacks}
+    chosen: list[dict[str, Collector]] = [
+        {kind: collector for kind, collector in kinds.items() if kind not in without}
+        for kinds in (of_ranks, of_node, of_ended)
+    ]
+    return Collectors(*chosen)

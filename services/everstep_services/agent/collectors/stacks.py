@@ -1,6 +1,11 @@
-"""The Python stacks of each rank, read by py-spy from outside, or else by torch's faulthandler."""
+"""The Python stacks of each rank: read by py-spy from outside, else from torch's faulthandler.
+
+py-spy needs a tenth of a second of a processor for each rank, for which no restart after a crash
+waits: there, each rank writes its own stacks as the warden ends it.
+"""
 
 import asyncio
+import re
 import shutil
 import sysconfig
 from asyncio.subprocess import DEVNULL, PIPE, Process
@@ -17,14 +22,17 @@ from everstep_services.agent.collectors.collection import (
     RankPiece,
     Scene,
     from_each,
+    left_file,
 )
 from everstep_services.agent.ranks.protocol import RankSeen
 from everstep_services.agent.stalls.torch_server import TorchServerError, answer, has_server
+from trainer_sdk import layout
 from trainer_sdk.page import BadPageError
 from trainer_sdk.page_content import RankPhase
 
 _AT_ONCE = 4
-"""Each reading takes a tenth of a second of a processor."""
+LEAST_S = 1.0
+"""py-spy is not used where the limit is shorter."""
 _MOST_BYTES = 8 << 20
 _NAME_MOST = 300
 """Names of C++ frames may have kilobytes."""
@@ -33,6 +41,8 @@ _TRIES = 3
 _FALLBACK_SHARE = 0.3
 """The share of the time for faulthandler, after py-spy has failed."""
 _FORBIDDEN = "permission denied"
+_WRITTEN_FRAME = re.compile(rb'File "(?:[^"\n]*/)?([^"\n]*)", line (\d+) in ([^\n]*)')
+"""What faulthandler prints of a frame."""
 
 
 class _Frame(msgspec.Struct, omit_defaults=True):
@@ -98,6 +108,27 @@ class StacksReader:
                 break
             is_native = False  # a stopped process cannot be stopped again
         raise NothingFoundError(_reason(errors))
+
+
+async def written_stacks(scene: Scene, clock: Clock) -> EvidenceFound | None:
+    """The stacks that ranks have written as the warden ended them."""
+    del clock
+
+    async def living(_: RankSeen) -> RankPiece:
+        raise NothingFoundError("it has not ended")
+
+    async def written(rank: RankSeen) -> RankPiece | None:
+        text = await asyncio.to_thread(left_file, rank.folder / layout.STACKS_FILE, _MOST_BYTES)
+        if text is None:
+            return None
+        # the main thread comes last
+        frame = _WRITTEN_FRAME.search(text, text.rfind(b"hread 0x"))
+        where = "no Python frame" if frame is None else "{2} ({0}:{1})".format(
+            *(part.decode(errors="replace")[:80] for part in frame.groups())
+        )  # fmt: skip
+        return RankPiece(where, ArchiveMember(rank.rank, "txt", text))
+
+    return await from_each(scene, living, gone=written)
 
 
 def find_program() -> str:

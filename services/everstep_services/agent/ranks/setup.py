@@ -106,7 +106,12 @@ def _prepare(plan: NodePlan, rank: RankPlan, number: int) -> tuple[RankEntry, Pa
     folder = rank.runtime_dir
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name in (layout.ERROR_FILE, layout.ELASTIC_ERROR_FILE, layout.WORKER_SOCKET):
+        for name in (
+            layout.ERROR_FILE,
+            layout.ELASTIC_ERROR_FILE,
+            layout.WORKER_SOCKET,
+            layout.STACKS_FILE,
+        ):
             (folder / name).unlink(missing_ok=True)
         page = make_page(str(folder / "page"))
     except OSError as error:

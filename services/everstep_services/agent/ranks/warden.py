@@ -152,7 +152,8 @@ class Warden:
         for unhandled in self._signals.due(now):
             self._tell(Signalled(unhandled=unhandled))
         if self._stopping is not None:
-            report = self._stopping.advance(now, {p: r.rank for p, r in self._ranks.items()})
+            living = {pid: rank.rank for pid, rank in self._ranks.items()}
+            report = self._stopping.advance(now, living, self._ended_by)
             if report is not None:
                 self._stopping = None
                 self._tell(report)
@@ -277,7 +278,8 @@ class Warden:
                 return False
             # the default action, also for a rank that waits inside a library
             self._ended_by.setdefault(pid, number)
-            os.kill(pid, signal.SIGKILL)
+            writes = process_tree.catches(pid, layout.LAST_SIGNAL)
+            os.kill(pid, layout.LAST_SIGNAL if writes and self._stopping else signal.SIGKILL)
         elif only_announces and not process_tree.catches(pid, number):
             return False
         elif not has_come:
@@ -323,11 +325,11 @@ class Warden:
         if self._forge.state is not ForgeState.FORKING:
             self._pending = None
         self._reap()  # ranks that had ended by themselves were not ordered to
-        for pid, rank in self._ranks.items():
-            self._act(pid, rank, Signal(number=signal.SIGTERM), has_come=False)
         ranks = {rank.rank for rank in self._ranks.values()}
         self._leaves = order.is_done and order.leaves and not ranks
         self._stopping = RoundStop(order, ranks, self._forge, time.monotonic())
+        for pid, rank in self._ranks.items():
+            self._act(pid, rank, Signal(number=signal.SIGTERM), has_come=False)
 
     def _tell(self, line: FromWarden) -> None:
         try:

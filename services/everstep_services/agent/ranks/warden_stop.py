@@ -5,7 +5,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from everstep_services.agent.ranks import process_tree
 from everstep_services.agent.ranks.warden_forge import Forge, ForgeState
@@ -13,6 +13,8 @@ from trainer_sdk.wire import AllStopped, WardenStop
 
 _LOOK_AGAIN_S = 0.02
 _LEAVE_WITHIN_S = 0.3
+_STACKS_WITHIN_S = 0.2
+"""A rank needs a millisecond for its stacks; more only if it is stopped, or has no processor."""
 _NAMED = 10
 _EVERYTHING_WITHIN_S = 10.0
 
@@ -34,14 +36,21 @@ class RoundStop:
     def next_at(self, now: float) -> float:
         """When to look again, even if no process has ended by then."""
         if self._sweeping_since is None:
-            return self._asked_at + self._order.grace_s
+            moments = (self._asked_at + _STACKS_WITHIN_S, self._asked_at + self._order.grace_s)
+            return min((at for at in moments if at > now), default=moments[1])
         return now + _LOOK_AGAIN_S
 
-    def advance(self, now: float, living: Mapping[int, int]) -> AllStopped | None:
-        """Continue; return the report when all is done. `living` maps process ids to ranks."""
+    def advance(
+        self, now: float, living: Mapping[int, int], ending: Collection[int] = ()
+    ) -> AllStopped | None:
+        """Continue; return the report when all is done. `living` maps process ids to ranks.
+
+        The ranks `ending` have got the signal by which they write their stacks and end.
+        """
         if self._forge.state is ForgeState.FORKING:
             return None  # ranks that it is making are stopped once they have a number
         self._kill_newborn(living)
+        self._kill_late(now, living.keys() & ending)
         if living and now < self._asked_at + self._order.grace_s:
             return None
         if self._sweeping_since is None:
@@ -77,6 +86,11 @@ class RoundStop:
             if rank not in self._ranks:  # born after the order: it has nothing to save
                 self._ranks.add(rank)
                 self._newborn.add(rank)
+                os.kill(pid, signal.SIGKILL)
+
+    def _kill_late(self, now: float, ending: Collection[int]) -> None:
+        if now >= self._asked_at + _STACKS_WITHIN_S:
+            for pid in ending:
                 os.kill(pid, signal.SIGKILL)
 
     def _kill_ranks(self, living: Mapping[int, int]) -> None:

@@ -24,7 +24,6 @@ from everstep_services.agent.ranks.warden_client import held_folder, opened_ward
 from everstep_services.agent.replicas.node_states import opened_states
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.runtime.rank_runner import WardenClients
-from everstep_services.agent.runtime.service import AgentService
 from everstep_services.agent.runtime.workdir import Workdir, private_dir
 from everstep_services.agent.stalls.limits_table import external_limits
 from everstep_services.agent.telemetry.leftover_spools import remember, send_left_and_log
@@ -146,6 +145,9 @@ async def _run(
         lock = await stack.enter_async_context(held_folder(node_plan))
         first = await stack.enter_async_context(AsyncExitStack())
         warden = await first.enter_async_context(opened_warden(node_plan, lock))
+        # Imported only now, while the forge imports torch: ranks wait for the forge.
+        from everstep_services.agent.runtime.service import AgentService
+
         await stack.enter_async_context(workdir.console_following())
         settings = await bus_settings
         name = f"agent-{plan.job}-{plan.node}"

@@ -352,5 +352,7 @@ class RankEvents:
                 last.append(stopped)
             if stop.incident is not None:
                 observers.evidence.round_stopped(order, stop.incident, outcome.ranks)
+                watch = self.runner.warden.watch
+                observers.collection.after_stop(stop, stop.incident, watch)
             for fact in last:
                 observers.record(fact)

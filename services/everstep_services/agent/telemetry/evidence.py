@@ -13,6 +13,7 @@ from everstep.ids import new_id
 from everstep.messages import BlobRef, CollectEvidence, Fact, StartRanks
 from everstep_services.agent.collectors.collection import Collector, Piece, Scene, collect
 from everstep_services.agent.collectors.registry import Collectors
+from everstep_services.agent.collectors.stacks import LEAST_S
 from everstep_services.agent.core.actions import StopRound
 from everstep_services.agent.core.exit import RankExit
 from everstep_services.agent.output.log_files import first_error, tail
@@ -335,8 +336,19 @@ class EvidenceCollection:
         of_node = replace(scene, within_s=_NODE_WITHIN_S)
         kinds = self._collectors
         self._recorder.collect(stop.round, incident, kinds.of_node, of_node)
-        pieces = await collect(kinds.of_ranks, scene, self._clock)
+        of_ranks = {
+            kind: collector
+            for kind, collector in kinds.of_ranks.items()
+            if kind not in kinds.of_ended or stop.evidence_s >= LEAST_S
+        }
+        pieces = await collect(of_ranks, scene, self._clock)
         self._recorder.collected(stop.round, incident, pieces)
+
+    def after_stop(self, stop: StopRound, incident: str, watch: RoundWatch) -> None:
+        """Read what the ranks have left, where the time before their end was short."""
+        if 0 < stop.evidence_s < LEAST_S:
+            scene = self._scene(None, watch, _NODE_WITHIN_S)
+            self._recorder.collect(stop.round, incident, self._collectors.of_ended, scene)
 
     def capture(self, wanted: CollectEvidence, order: StartRanks, watch: RoundWatch) -> None:
         """Collect from ranks that continue to run; an unknown kind is reported as missing."""

@@ -7,17 +7,11 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
 
-from sqlalchemy import select
-from sqlalchemy.exc import SQLAlchemyError
-
 from everstep.bus import BusSettings
 from everstep.bus.errors import BusUnreachableError
 from everstep.bus.server.dev_server import DevServer
 from everstep.runtime import DrainTimeoutError
 from everstep.settings import DEFAULT
-from everstep.store import tables
-from everstep.store.errors import StoreError
-from everstep.store.record_file import RecordFile, has_log
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.runtime.main import run_agent
 from everstep_services.cli.errors import CliError
@@ -74,6 +68,14 @@ async def _await_record(path: Path, plan: RunPlan, within_s: float) -> None:
 
 async def _is_recorded(path: Path, plan: RunPlan) -> bool:
     """Whether the record has the end of the job, or of this allocation where the job goes on."""
+    # Imported only here: the warden starts after all other imports, and ranks wait for it.
+    from sqlalchemy import select
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from everstep.store import tables
+    from everstep.store.errors import StoreError
+    from everstep.store.record_file import RecordFile, has_log
+
     if not has_log(path):  # history has not opened it yet
         return False
     jobs, allocations = tables.jobs.c, tables.allocations.c

@@ -25,7 +25,7 @@ from everstep_services.agent.collectors.collection import (
     collect,
 )
 from everstep_services.agent.collectors.flight_recorder import MOST_BYTES, flight_recorders
-from everstep_services.agent.collectors.stacks import StacksReader
+from everstep_services.agent.collectors.stacks import StacksReader, written_stacks
 from everstep_services.agent.ranks.protocol import RankSeen
 from tests.unit.worker_server import Answers, worker_server
 from tests.waiting import until
@@ -156,6 +156,25 @@ def test_a_dump_that_is_a_link_a_pipe_or_huge_is_left_alone(tmp_path: Path) -> N
         file.truncate(MOST_BYTES + 1)
     piece = asyncio.run(recorded(Scene(ranks, ENOUGH_S), {}))
     assert piece.missing == "ranks 0, 1, 2 (the rank had exited)"
+
+
+def test_what_ranks_wrote_as_they_ended_is_read_and_nothing_else(tmp_path: Path) -> None:
+    """A13.3: a rank that still lives, a link, a pipe and an empty file each have a reason."""
+    ranks = [rank(tmp_path, number, is_gone=True) for number in range(4)]
+    ranks.append(rank(tmp_path, 4, os.getpid()))
+    written = b'Current thread 0x7f (most recent call first):\n  File "/a/b.py", line 3 in f\n'
+    (ranks[0].folder / "stacks").write_bytes(written)
+    (ranks[1].folder / "stacks").symlink_to(ranks[0].folder / "stacks")
+    os.mkfifo(ranks[2].folder / "stacks")
+    (ranks[3].folder / "stacks").touch()
+    found = asyncio.run(written_stacks(Scene(ranks, ENOUGH_S), CLOCK))
+    assert found is not None
+    assert [(one.rank, one.content) for one in found.members] == [(0, written)]
+    assert found.summary.startswith("rank 0: f (b.py:3); ")
+    assert found.missing == {
+        **dict.fromkeys((1, 2, 3), "the rank had exited"),
+        4: "it has not ended",
+    }
 
 
 def stacks(seen: list[RankSeen], *, may_pause: bool = False, native: bool = False) -> EvidenceFound:
