@@ -22,7 +22,7 @@ from trainer_sdk.checkpoint.manifest import (
 )
 from trainer_sdk.checkpoint.restore.choice import MEMORY, PEER, Tier
 from trainer_sdk.checkpoint.storage.checkpoints import CheckpointMark
-from trainer_sdk.checkpoint.storage.folder import sync_folder
+from trainer_sdk.checkpoint.storage.folder import read_regular, sync_folder
 
 MARKED_INDEX = "index.quarantined.json"
 """Takes the place of the index of an image that must not be restored; has the reason."""
@@ -101,7 +101,7 @@ def mark_restored(folder: Path, restored: RestoredState) -> None:
 def restored_state(folder: Path) -> RestoredState | None:
     """The state that was restored last; None if there is none."""
     try:
-        return msgspec.json.decode((folder / RESTORED).read_bytes(), type=RestoredState)
+        return msgspec.json.decode(read_regular(folder / RESTORED), type=RestoredState)
     except (OSError, msgspec.DecodeError):
         return None
 
@@ -118,7 +118,7 @@ def mark_image(folder: Path, identity: Identity, mark: CheckpointMark) -> None:
 def marked_image(folder: Path) -> MarkedImage | None:
     """The mark of the image in this folder; None if it may be restored."""
     try:
-        return msgspec.json.decode((folder / MARKED_INDEX).read_bytes(), type=MarkedImage)
+        return msgspec.json.decode(read_regular(folder / MARKED_INDEX), type=MarkedImage)
     except (OSError, msgspec.DecodeError):
         return None
 
@@ -130,7 +130,7 @@ def release_image(folder: Path, marked: MarkedImage) -> bool:
     for name in (ASIDE_INDEX, MARKED_INDEX):
         (folder / name).unlink(missing_ok=True)
     try:
-        index = decode((folder / INDEX).read_bytes(), ImageIndex, str(folder))
+        index = decode(read_regular(folder / INDEX), ImageIndex, str(folder))
     except (OSError, BadManifestError):
         return False
     return index.identity == marked.identity

@@ -14,7 +14,7 @@ import msgspec
 
 from everstep.hashing import Hasher
 from trainer_sdk.checkpoint import arguments
-from trainer_sdk.checkpoint.storage.folder import sync_folder
+from trainer_sdk.checkpoint.storage.folder import open_regular, read_regular, sync_folder
 from trainer_sdk.sdk_log import warn
 
 SEAL = "everstep-seal.json"
@@ -75,8 +75,7 @@ def check(path: "str | os.PathLike[str]") -> SealedCheckpoint:
     """Read every byte of a checkpoint, and compare it with its seal."""
     path = os.fspath(path)
     try:
-        with open(_place_of(path), "rb") as file:
-            made = msgspec.json.decode(file.read(), type=Seal)
+        made = msgspec.json.decode(read_regular(_place_of(path)), type=Seal)
     except FileNotFoundError:
         return SealedCheckpoint(path, -1, "unsealed", "it has no seal: its save may be torn")
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -143,8 +142,7 @@ def _newest_first(folder: str, prefix: str, suffix: str) -> list[str]:
 
 def _sealed_step(path: str, name: str) -> int:
     try:
-        with open(_place_of(path), "rb") as file:
-            return msgspec.json.decode(file.read(), type=Seal).step
+        return msgspec.json.decode(read_regular(_place_of(path)), type=Seal).step
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return -1 if (step := step_of(name)) is None else step
 
@@ -173,7 +171,7 @@ def _place_of(path: str) -> str:
 
 def _hash(place: str, *, is_durable: bool = False) -> tuple[str, int]:
     hasher, size = Hasher(), 0
-    with open(place, "rb") as file:
+    with open_regular(place) as file:
         while block := file.read(_BLOCK_BYTES):
             hasher.update(block)
             size += len(block)

@@ -16,6 +16,7 @@ import torch
 
 from trainer_sdk.checkpoint.file_saver import TorchFile
 from trainer_sdk.checkpoint.image_folder import put_durably
+from trainer_sdk.checkpoint.storage.folder import read_regular
 from trainer_sdk.environment import environ
 from trainer_sdk.nvrx.async_calls import AsyncRequest
 from trainer_sdk.nvrx.rank_groups import GroupWrapper
@@ -299,7 +300,7 @@ class LocalCheckpointManager(BaseCheckpointManager):
         """The records on this node, of this session and job."""
         for place in sorted(self._session.glob("*/iter_*_local.json")):
             with suppress(OSError, msgspec.DecodeError):
-                record = msgspec.json.decode(place.read_bytes(), type=_LocalRecord)
+                record = msgspec.json.decode(read_regular(place), type=_LocalRecord)
                 if (record.session, record.job) == (self.session_id, self._job):
                     yield place, record
 

@@ -12,6 +12,7 @@ from trainer_sdk.checkpoint.file_saver import FileContent, FileSaver
 from trainer_sdk.checkpoint.image_folder import put_durably
 from trainer_sdk.checkpoint.save.buffers import MOST_BUFFERS
 from trainer_sdk.checkpoint.save.request import SaveHandle
+from trainer_sdk.checkpoint.storage.folder import open_regular, read_regular
 
 _READ_BYTES = 8 << 20
 _opening = threading.Lock()
@@ -63,7 +64,7 @@ def records_in(paths: Sequence[Path]) -> dict[str, FileRecord]:
     records: dict[str, FileRecord] = {}
     for path in paths:
         try:
-            records |= msgspec.json.decode(path.read_bytes(), type=dict[str, FileRecord])
+            records |= msgspec.json.decode(read_regular(path), type=dict[str, FileRecord])
         except (OSError, msgspec.DecodeError):
             continue
     return records
@@ -72,7 +73,7 @@ def records_in(paths: Sequence[Path]) -> dict[str, FileRecord]:
 def check(path: Path, record: FileRecord) -> None:
     """Raise `DamagedFileError` if the file is not what was written."""
     hasher, size = Hasher(), 0
-    with open(path, "rb", 0) as file:
+    with open_regular(path) as file:
         while octets := file.read(_READ_BYTES):
             hasher.update(octets)
             size += len(octets)

@@ -39,6 +39,7 @@ from trainer_sdk.checkpoint.restore.stored_image import StoredImage, forms_of
 from trainer_sdk.checkpoint.restore.target import Form
 from trainer_sdk.checkpoint.storage import Storage, StorageError
 from trainer_sdk.checkpoint.storage.checkpoints import QUARANTINED, CheckpointMark
+from trainer_sdk.checkpoint.storage.folder import read_regular
 from trainer_sdk.checkpoint.storage.port import MissingError
 
 OFFER = "offer.json"
@@ -89,7 +90,7 @@ def wait_for_agent(context: RestoreContext, is_over: Event | None = None) -> str
     deadline = monotonic() + context.agent_within_s
     while context.images is not None and context.agent_within_s:
         try:
-            offering = msgspec.json.decode((context.images / OFFER).read_bytes(), type=_Offering)
+            offering = msgspec.json.decode(read_regular(context.images / OFFER), type=_Offering)
         except (OSError, msgspec.DecodeError):
             offering = None
         if offering is not None and offering.round >= context.round:
@@ -110,7 +111,7 @@ def lost_images(context: RestoreContext) -> Sight:
     if context.images is None or not context.agent_within_s:
         return Sight()
     try:
-        offering = msgspec.json.decode((context.images / OFFER).read_bytes(), type=_Offering)
+        offering = msgspec.json.decode(read_regular(context.images / OFFER), type=_Offering)
     except (OSError, msgspec.DecodeError):
         return Sight()
     if offering.complete or offering.lost is None:
@@ -250,7 +251,7 @@ def _manifest(storage: Storage, job: str, name: str, octets: bytes) -> Manifest:
 def _index(path: Path) -> ImageIndex | str | None:
     """The index of an image; None if there is none, and the reason if it cannot be read."""
     try:
-        return decode(path.read_bytes(), ImageIndex, str(path))
+        return decode(read_regular(path), ImageIndex, str(path))
     except FileNotFoundError:
         return None
     except (OSError, BadManifestError) as error:

@@ -27,6 +27,7 @@ from trainer_sdk.checkpoint.manifest import (
 from trainer_sdk.checkpoint.restore.choice import GLOBAL, MEMORY, Tier
 from trainer_sdk.checkpoint.storage import Storage, StorageError
 from trainer_sdk.checkpoint.storage.checkpoints import CheckpointMark, look, quarantine
+from trainer_sdk.checkpoint.storage.folder import read_regular
 
 WITHIN_STEPS = 20
 _CAUSE: Final = "nan_after_load"
@@ -126,7 +127,7 @@ class LossWatch:
 
     def _mark_image(self, folder: Path, mark: CheckpointMark) -> None:
         try:
-            index = decode((folder / INDEX).read_bytes(), ImageIndex, str(folder))
+            index = decode(read_regular(folder / INDEX), ImageIndex, str(folder))
         except (OSError, BadManifestError):
             return  # there is nothing to load
         if self._is_tainted(index.identity):

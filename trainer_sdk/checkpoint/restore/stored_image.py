@@ -36,6 +36,7 @@ from trainer_sdk.checkpoint.restore.target import (
     local,
 )
 from trainer_sdk.checkpoint.restore.values import read_value
+from trainer_sdk.checkpoint.storage.folder import open_regular, read_regular
 
 _PIECE_BYTES = 1 << 20
 _HASHED_BYTES = 16 << 20
@@ -137,7 +138,7 @@ class StoredImage:
     def check_unchanged(self) -> None:
         """`UnfitError` if another state was written over the image since it was verified."""
         try:
-            present = (self._folder / INDEX).read_bytes()
+            present = read_regular(self._folder / INDEX)
         except OSError as error:
             raise self._overwritten() from error
         if present != self._index_octets:
@@ -193,7 +194,7 @@ class StoredImage:
     def _open(self) -> _OpenImage:
         path = self._folder / IMAGE
         try:
-            index_octets = (self._folder / INDEX).read_bytes()
+            index_octets = read_regular(self._folder / INDEX)
             index = decode(index_octets, ImageIndex, str(self._folder))
             mapping, file = _mapped(path, index.size_bytes)
         except (OSError, BadManifestError) as error:
@@ -256,7 +257,7 @@ def _hash(octets: memoryview, is_over: threading.Event | None) -> str:
 
 def _mapped(path: Path, size: int) -> tuple[mmap.mmap | None, tuple[int, ...]]:
     """The bytes of a file, and its device, number, size and times unless these are of now."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         now_ns = time.clock_gettime_ns(_FILE_CLOCK)
         about = os.fstat(file.fileno())
         if about.st_size < size:

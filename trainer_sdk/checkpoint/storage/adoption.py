@@ -23,7 +23,7 @@ from trainer_sdk.checkpoint.manifest import (
     step_name,
 )
 from trainer_sdk.checkpoint.storage.checkpoints import OWNER, RootOwner, owner_of
-from trainer_sdk.checkpoint.storage.folder import Folder, sync_folder
+from trainer_sdk.checkpoint.storage.folder import Folder, open_regular, sync_folder
 from trainer_sdk.checkpoint.storage.names import SAVING, pulling_name
 from trainer_sdk.checkpoint.storage.pickled_values import (
     UnreadablePickleError,
@@ -125,7 +125,7 @@ def _taken(source: str, inside: str, name: str) -> ShardFile:
     except OSError:
         shutil.copyfile(os.path.join(source, name), target)
     hasher = Hasher()
-    with open(target, "rb") as file:
+    with open_regular(target) as file:
         while piece := file.read(_READ_BYTES):
             hasher.update(piece)
         os.fsync(file.fileno())

@@ -4,10 +4,12 @@ import ctypes
 import errno
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from io import FileIO
 
 from trainer_sdk.checkpoint.storage.port import (
     MissingError,
@@ -65,7 +67,7 @@ class Folder:
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         """Read `length` bytes, or all."""
         path = self._at(name)
-        with _clear_errors(path, "read"), open(path, "rb", buffering=0) as file:
+        with _clear_errors(path, "read"), open_regular(path) as file:
             file.seek(start)
             left = os.fstat(file.fileno()).st_size - start if length is None else length
             buffer = bytearray(max(left, 0))
@@ -185,6 +187,26 @@ class Folder:
         return os.path.join(self.path, checked(name))
 
 
+def open_regular(path: "str | os.PathLike[str]") -> FileIO:
+    """Open a file to read it, unbuffered; `OSError` at once if it is not a regular file.
+
+    To open a FIFO would wait for a writer for ever.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return FileIO(descriptor)
+    os.close(descriptor)
+    kind = "a folder" if stat.S_ISDIR(mode) else "a FIFO" if stat.S_ISFIFO(mode) else "a device"
+    raise OSError(errno.ENXIO, f"it is {kind}, not a regular file", os.fspath(path))
+
+
+def read_regular(path: "str | os.PathLike[str]") -> bytes:
+    """All bytes of a file; `OSError` at once if it is not a regular file."""
+    with open_regular(path) as file:
+        return file.readall()
+
+
 def sync_folder(path: str) -> None:
     """Make the names in a folder durable."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -260,4 +282,5 @@ _REMEDIES = {
     errno.EROFS: "give a folder that may be written",
     errno.ENOTDIR: "give a folder",
     errno.EEXIST: "give a folder",
+    errno.ENXIO: "remove it, or put a regular file in its place",
 }

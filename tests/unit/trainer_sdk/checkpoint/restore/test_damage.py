@@ -1,5 +1,6 @@
 """Damaged, foreign and hostile states are refused before they reach the model."""
 
+import os
 import pickle
 from collections.abc import Callable
 from contextlib import suppress
@@ -171,6 +172,20 @@ def test_if_all_states_are_damaged_the_restore_fails(
     assert restored == [None, None]
     assert [values(one) for one in states] == [{-1}] * 2
     assert place.told.events[-1][1]["cause"] == "allowed"
+
+
+@pytest.mark.parametrize("name", [MANIFEST, METADATA, QUARANTINED, "__0_0.distcp", IMAGE, INDEX])
+def test_a_fifo_in_place_of_a_file_is_refused_and_not_waited_for(place: Place, name: str) -> None:
+    place.publish(10, state(10))
+    if name in (IMAGE, INDEX):
+        everywhere(place, 20)
+        folder = place.images(1) / "own/rank-1/buffer-20"
+    else:
+        folder = place.publish(20, state(20))
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    found = check(place, 10, ["global", "global"])
+    assert [one.step for one in found[0].passed] == [20]
 
 
 IMAGE_DAMAGE: dict[str, tuple[dict[str, Any], str]] = {

@@ -1,0 +1,35 @@
+"""A folder refuses at once what is not a regular file: a FIFO would be waited for, for ever."""
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trainer_sdk.checkpoint.storage.folder import Folder
+from trainer_sdk.checkpoint.storage.port import StorageError
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as one:
+        os.chdir(path.parent)  # the path of a socket is short
+        one.bind(path.name)
+
+
+STRANGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "FIFO": (os.mkfifo, "it is a FIFO, not a regular file"),
+    "folder": (Path.mkdir, "it is a folder, not a regular file"),
+    "device": (lambda at: at.symlink_to("/dev/zero"), "it is a device, not a regular file"),
+    "socket": (_socket, "No such device or address"),
+}
+
+
+@pytest.mark.parametrize(("make", "said"), STRANGE.values(), ids=STRANGE.keys())
+def test_what_is_not_a_regular_file_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], object], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path / "owner.json")
+    with pytest.raises(StorageError, match=f"{tmp_path}/owner.json cannot be read: .*{said}.*; "):
+        Folder(str(tmp_path)).read("owner.json")
