@@ -15,6 +15,7 @@ from everstep.bus.facts.outbox import Outbox
 from everstep.bus.facts.spool import Spool
 from everstep.bus.jetstream import JetStream
 from everstep.clock import SystemClock
+from everstep.ids import id_from
 from everstep.observe.metrics import MetricRegistry
 from everstep.observe.traces import SpanExporter
 from everstep.store.database import Database
@@ -321,7 +322,7 @@ def families() -> Iterator[Metric]:
     metrics.watch("attribution", attribution.statistics)
     metrics.watch("history", _projector().statistics)
     removals, bus = JobRemovals(cast("Database", None)), _bus()
-    retention = JobRetention(HistorySettings(), removals, bus, SystemClock(), bus.record)
+    retention = JobRetention(HistorySettings(), removals, bus, SystemClock(), bus.record, id_from)
     metrics.watch("history_retention", retention.statistics)
     metrics.watch("history_beats", Beats(_bus(), SystemClock()).statistics)
     notifications = Notifications(NotifySettings(), _bus(), SystemClock())

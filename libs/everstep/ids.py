@@ -46,6 +46,9 @@ def new_id() -> str:
     return f"{time.time_ns() // 1_000_000:012x}{os.urandom(10).hex()}"
 
 
-def id_from(*parts: str) -> str:
-    """32 hex digits that depend on the parts only: every replica makes the same id from them."""
-    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
+def id_from(*parts: str, key: bytes = b"") -> str:
+    """32 hex digits that depend on the parts and the key only: every replica makes the same id.
+
+    Ids of facts need a key that only services have: see `everstep.bus.derived_ids`.
+    """
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16, key=key).hexdigest()

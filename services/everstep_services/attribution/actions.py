@@ -13,12 +13,12 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from everstep.bus.derived_ids import DerivedIds
 from everstep.bus.input_failures import InputFailures
 from everstep.bus.policy_requests import WITHIN_S, PolicyRequests
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.errors import EverstepError
-from everstep.ids import id_from
 from everstep.messages import (
     ActionDecided,
     ActionTaken,
@@ -53,8 +53,16 @@ _UNKNOWN = "the service ended before it had an answer, and does not ask again"
 class VerdictActions:
     """Takes verdicts one after the other; each rule acts once for an incident."""
 
-    def __init__(self, default: PolicySwitches, keeper: CaseKeeper, bus: Bus, clock: Clock) -> None:
+    def __init__(
+        self,
+        default: PolicySwitches,
+        keeper: CaseKeeper,
+        bus: Bus,
+        clock: Clock,
+        ids: DerivedIds,
+    ) -> None:
         self._default = default
+        self._ids = ids
         self._keeper = keeper
         self._bus = bus
         self._requests = PolicyRequests(bus, clock, SOURCE)
@@ -85,6 +93,7 @@ class VerdictActions:
         while True:
             verdict, step, past = await self._verdicts.get()
             try:
+                await self._ids.known()
                 await self._bus.wait_connected()
                 switches = await self._switches(verdict.job)
                 for decision in due(verdict, step, past, switches):
@@ -109,6 +118,7 @@ class VerdictActions:
 
     async def close_unfinished(self, cases: Iterable[Case]) -> None:
         """Report decisions that an earlier leader has left without an outcome."""
+        await self._ids.known()
         for case in list(cases):
             for act in case.acts:
                 if not act.is_over and act.decision != self._under_way:
@@ -146,7 +156,7 @@ class VerdictActions:
             acts = tuple(over if other == act else other for other in case.acts)
             cases.amend(replace(case, acts=acts))
             taken = ActionTaken(
-                id=id_from(SOURCE, job, act.decision, "taken"), job=job, at=now.wall,
+                id=self._ids.of(SOURCE, job, act.decision, "taken"), job=job, at=now.wall,
                 source=SOURCE, round=case.round, decision=act.decision, action=act.action,
                 outcome=outcome, reason=reason, incident=incident,
             )  # fmt: skip
@@ -185,7 +195,7 @@ class VerdictActions:
         """The same id for the same decision, whichever replica makes it, and how often."""
         parts = (verdict.incident, decision.rule, decision.node or "")
         return ActionDecided(
-            id=id_from(SOURCE, verdict.job, *parts),
+            id=self._ids.of(SOURCE, verdict.job, *parts),
             job=verdict.job,
             at=self._clock.wall(),
             source=SOURCE,

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from everstep.bus import BusSettings
+from everstep.bus.derived_ids import DerivedIds
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.replicas import on_bus
@@ -36,7 +37,8 @@ class AttributionReplica:
         self.keeper = CaseKeeper(bus, clock, settings.keep_days)
         examiner = Examiner(bus, AnalyzerRunner(analyzers))
         explainer = Explainer(settings.explainer)
-        self.actions = VerdictActions(defaults(settings), self.keeper, bus, clock)
+        self.ids = DerivedIds(bus, clock)
+        self.actions = VerdictActions(defaults(settings), self.keeper, bus, clock, self.ids)
         self.attribution = Attribution(
             settings, bus, clock, self.keeper, examiner, explainer, self.actions
         )
@@ -46,6 +48,7 @@ class AttributionReplica:
     def loops(self) -> tuple[Loop, ...]:
         """Return the loops to run."""
         return (
+            self.ids.keep_for_ever,
             self.attribution.work_for_ever,
             self.attribution.explain_for_ever,
             self.actions.act_for_ever,

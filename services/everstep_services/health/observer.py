@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from everstep import subjects
+from everstep.bus.derived_ids import DerivedIds
 from everstep.bus.errors import BusTimeoutError
 from everstep.bus.facts.recorder import Recorder
 from everstep.bus.input_failures import InputFailures
@@ -103,11 +104,13 @@ class HealthObserver:
         clock: Clock,
         records: Recorder,
         limits: LearnedLimits,
+        ids: DerivedIds,
     ) -> None:
         self._settings = settings
         self._bus = bus
         self._clock = clock
         self._records = records
+        self._ids = ids
         self._limits = limits
         self._fleet = Fleet(settings)
         self._locator = StallLocator(settings.forget_after_s)
@@ -198,6 +201,7 @@ class HealthObserver:
 
     async def judge_for_ever(self) -> None:
         """Judge every silence and every stall, once a tick."""
+        await self._ids.known()
         async with asyncio.TaskGroup() as probes:
             while True:
                 await self._clock.sleep(self._fleet.tick_s)
@@ -290,7 +294,7 @@ class HealthObserver:
                 node=beat.node,
                 reason=finding.reason,
                 away_s=round(finding.away_s, 3),
-                loss=finding.loss,
+                loss=self._ids.of(finding.loss),
                 how=finding.how,
             )
         )
@@ -300,7 +304,7 @@ class HealthObserver:
         self._counts["stalls"] += 1
         self._records.keep(
             StallLocated(
-                id=stall.id,
+                id=self._ids.of(stall.id),
                 job=stall.job,
                 at=self._clock.wall(),
                 source=_SOURCE,
@@ -337,7 +341,7 @@ class HealthObserver:
 
     def _head(self, finding: Finding) -> FactHead:
         return {
-            "id": finding.id,
+            "id": self._ids.of(finding.id),
             "job": finding.beat.job,
             "at": self._clock.wall(),
             "source": _SOURCE,

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from everstep.bus import BusSettings
+from everstep.bus.derived_ids import DerivedIds
 from everstep.bus.facts.recorder import Recorder
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
@@ -24,7 +25,8 @@ class HealthReplica:
     def __init__(self, settings: HealthSettings, bus: Bus, clock: Clock) -> None:
         self.records = Recorder(bus, clock)
         self.limits = LearnedLimits(settings.limits, bus, clock, self.records)
-        self.observer = HealthObserver(settings, bus, clock, self.records, self.limits)
+        self.ids = DerivedIds(bus, clock)
+        self.observer = HealthObserver(settings, bus, clock, self.records, self.limits, self.ids)
         self.nodes = NodeService(settings.nodes, bus, clock, self.records, self.observer.nodes)
         self.answers = HealthAnswers(
             bus,
@@ -41,6 +43,7 @@ class HealthReplica:
         """What the process runs until it ends."""
         observer, limits = self.observer, self.limits
         return (
+            self.ids.keep_for_ever,
             observer.hear_for_ever,
             observer.read_lag.hear_for_ever,
             observer.follow_jobs_for_ever,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from everstep import subjects
 from everstep.bus import BusSettings, connect, topology
+from everstep.bus.derived_ids import DerivedIds
 from everstep.clock import Clock, SystemClock
 from everstep.messages import Fact, kind_of
 from everstep.messages.codec import encode
@@ -84,7 +85,8 @@ async def opened(  # noqa: PLR0913  each is a part that its process has
             subject = subjects.fact(fact.job, kind_of(fact))
             await bus.jetstream.publish(subject, encode(fact), {"Nats-Msg-Id": fact.id})
 
-        retention = JobRetention(settings, JobRemovals(database), bus, clock, put_on_record)
+        ids = DerivedIds(bus, clock)
+        retention = JobRetention(settings, JobRemovals(database), bus, clock, put_on_record, ids.of)
         limits = ConnectionLimits(
             most=api.max_connections,
             headers_within_s=api.headers_within_s,
@@ -101,6 +103,7 @@ async def opened(  # noqa: PLR0913  each is a part that its process has
                 projector.poll_for_ever,
                 partial(_announce_bus_for_ever, connectedness, notifier, clock),
                 partial(copier.copy_for_ever, is_mine=lambda: projector.is_projecting),
+                ids.keep_for_ever,
                 partial(retention.remove_for_ever, is_mine=lambda: projector.is_projecting),
                 partial(job_metrics.refresh_for_ever, is_mine=lambda: projector.is_projecting),
                 partial(context.maintenance.act_for_ever, is_mine=lambda: projector.is_projecting),

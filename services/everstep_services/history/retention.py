@@ -19,7 +19,6 @@ from everstep.bus.input_failures import InputFailures
 from everstep.bus.ports import Blobs, Bus
 from everstep.bus.topology import CHECKPOINTS
 from everstep.clock import Clock
-from everstep.ids import id_from
 from everstep.messages import CheckpointsDocument, Fact, OperatorActed
 from everstep.store.errors import StoreError
 from everstep.store.job_removal import JobRemovals, OldJob, Removal
@@ -85,8 +84,10 @@ class JobRetention:
         bus: Bus,
         clock: Clock,
         record: Callable[[Fact], Awaitable[None]],
+        derive: Callable[..., str],
     ) -> None:
         self._settings = settings
+        self._derive = derive
         self._removals = removals
         self._bus = bus
         self._clock = clock
@@ -194,7 +195,7 @@ class JobRetention:
 
     def _audit(self, old: OldJob, days: int) -> OperatorActed:
         return OperatorActed(
-            id=id_from("remove_job", old.job, str(old.last_n)), job=CLUSTER,
+            id=self._derive("remove_job", old.job, str(old.last_n)), job=CLUSTER,
             at=self._clock.wall(), source="history", by="history", action="remove_job",
             target=old.job, outcome="accepted",
             reason=f"its last fact is older than history.keep_jobs_days = {days}",

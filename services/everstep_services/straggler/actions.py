@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from functools import partial
 
+from everstep.bus.derived_ids import DerivedIds
 from everstep.bus.input_failures import InputFailures
 from everstep.bus.policy_requests import PolicyRequests
 from everstep.bus.ports import Bus
@@ -16,7 +17,7 @@ from everstep.messages import (
     StragglerActed,
 )
 from everstep_services.straggler.documents import JobDocuments
-from everstep_services.straggler.domain.findings import SOURCE, fact_id
+from everstep_services.straggler.domain.findings import SOURCE
 from everstep_services.straggler.domain.policy import ActionOutcome, StragglerDecision
 from everstep_services.straggler.jobs import TrackedJob
 from everstep_services.straggler.settings import StragglerSettings
@@ -28,9 +29,15 @@ class StragglerActions:
     """The replica that claims a decision acts on it: once for each finding and action."""
 
     def __init__(
-        self, settings: StragglerSettings, bus: Bus, clock: Clock, documents: JobDocuments
+        self,
+        settings: StragglerSettings,
+        bus: Bus,
+        clock: Clock,
+        documents: JobDocuments,
+        ids: DerivedIds,
     ) -> None:
         self._settings = settings
+        self._ids = ids
         self._requests = PolicyRequests(bus, clock, SOURCE)
         self._clock = clock
         self._documents = documents
@@ -131,7 +138,7 @@ class StragglerActions:
         reason: str,
     ) -> StragglerActed:
         return StragglerActed(
-            id=fact_id("acted", straggler.finding, decision.action),
+            id=self._ids.of("acted", straggler.finding, decision.action),
             job=job.job,
             at=self._clock.wall(),
             source=SOURCE,

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
+from everstep.bus.derived_ids import DerivedIds
 from everstep.bus.errors import BusError, ConflictError
 from everstep.bus.facts.codec import facts_in
 from everstep.bus.input_failures import InputFailures
@@ -48,8 +49,11 @@ _ROUND_AT_MOST_EVERY_S = 1.0
 class JobDocuments:
     """Any replica may write: the second replica reads again, and finds the change made."""
 
-    def __init__(self, settings: StragglerSettings, bus: Bus, clock: Clock, jobs: Jobs) -> None:
+    def __init__(
+        self, settings: StragglerSettings, bus: Bus, clock: Clock, jobs: Jobs, ids: DerivedIds
+    ) -> None:
         self._settings = settings
+        self._ids = ids
         self._bus = bus
         self._clock = clock
         self._jobs = jobs
@@ -165,7 +169,7 @@ class JobDocuments:
 
     def _refuse_bad(self, job: TrackedJob) -> bool:
         """Drop and count waiting changes that cannot be written; return whether there were any."""
-        document, moment = job.document, FindingContext(self._clock.wall(), job.snapshot.round)
+        document, moment = job.document, self._moment(job)
         waiting = len(job.changes)
         for change in list(job.changes)[:_CHANGES_AT_ONCE]:
             try:
@@ -188,7 +192,7 @@ class JobDocuments:
         if not job.switches.is_on:
             over = over or SWITCHED_OFF
         before = job.document
-        moment = FindingContext(self._clock.wall(), job.snapshot.round)
+        moment = self._moment(job)
         base = measured(before, job.switches, self._suggested(job))
         new = revised(base, taken, moment, over)
         if new.document == before and (job.revision or job.is_gone):
@@ -207,6 +211,9 @@ class JobDocuments:
         if since is not None and self._clock.now() - since < _STEPS_AT_MOST_EVERY_S:
             return None
         return job.snapshot.window_steps
+
+    def _moment(self, job: TrackedJob) -> FindingContext:
+        return FindingContext(self._clock.wall(), job.snapshot.round, self._ids.of)
 
     def _drop(self, job: TrackedJob, count: int) -> None:
         for _ in range(min(count, len(job.changes))):

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from everstep.bus import BusSettings
+from everstep.bus.derived_ids import DerivedIds
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.replicas import on_bus
@@ -27,8 +28,9 @@ class Straggler:
     ) -> None:
         judgements = JudgementRunner(clock)
         self.jobs = Jobs(settings, make_judge)
-        self.documents = JobDocuments(settings, bus, clock, self.jobs)
-        self.actions = StragglerActions(settings, bus, clock, self.documents)
+        self.ids = DerivedIds(bus, clock)
+        self.documents = JobDocuments(settings, bus, clock, self.jobs, self.ids)
+        self.actions = StragglerActions(settings, bus, clock, self.documents, self.ids)
         self.observer = Observer(
             settings, bus, clock, self.jobs,
             documents=self.documents, actions=self.actions, judgements=judgements,
@@ -39,6 +41,7 @@ class Straggler:
     def loops(self) -> tuple[Loop, ...]:
         """Return the loops to run."""
         return (
+            self.ids.keep_for_ever,
             self.observer.hear_for_ever,
             self.observer.follow_jobs_for_ever,
             self.observer.follow_rounds_for_ever,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from everstep.bus.derived_ids import DerivedIds
 from everstep.bus.ports import Bus
 from everstep.clock import SystemClock
 from everstep.messages import (
@@ -50,21 +51,25 @@ class Asked:
 
 
 @asynccontextmanager
-async def acting(bus: Bus, switches: PolicySwitches, asked: Asked) -> AsyncIterator[VerdictActions]:
-    keeper = CaseKeeper(bus, SystemClock(), keep_days=1)
-    actions = VerdictActions(switches, keeper, bus, SystemClock())
+async def acting(
+    bus: Bus, switches: PolicySwitches, asked: Asked, keeper: CaseKeeper | None = None
+) -> AsyncIterator[VerdictActions]:
+    keeper = keeper or CaseKeeper(bus, SystemClock(), keep_days=1)
+    ids = DerivedIds(bus, SystemClock())
+    actions = VerdictActions(switches, keeper, bus, SystemClock(), ids)
     await remember(bus)
     async with (
         bus.answer("rendezvous", dict.fromkeys(("stop", "drain", "show"), asked)),
         bus.answer("health", {"exclude": asked}),
     ):
-        task = asyncio.create_task(actions.act_for_ever())
+        loops = [asyncio.create_task(loop()) for loop in (ids.keep_for_ever, actions.act_for_ever)]
         try:
             yield actions
         finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            for task in loops:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
 
 
 async def remember(bus: Bus, *acts: PolicyAct, job: str = "j") -> None:
@@ -197,7 +202,8 @@ async def test_what_an_earlier_leader_has_not_finished_is_reported_and_not_asked
     await keeper.begin()
     keeper.leads = True
     for _ in range(2):
-        await VerdictActions(ON, keeper, bus, SystemClock()).close_unfinished(keeper.all_cases())
+        async with acting(bus, ON, asked, keeper) as actions:
+            await actions.close_unfinished(keeper.all_cases())
     (taken,) = await recorded(bus, 1)
     assert isinstance(taken, ActionTaken)
     assert (taken.decision, taken.action, taken.outcome) == ("d1", "stop", "failed")

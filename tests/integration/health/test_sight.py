@@ -95,6 +95,7 @@ async def watched() -> AsyncIterator[World]:
         loops = [
             tasks.create_task(loop())
             for loop in (
+                world.health.ids.keep_for_ever,
                 observer.hear_for_ever,
                 observer.follow_stalls_for_ever,
                 observer.follow_recoveries_for_ever,

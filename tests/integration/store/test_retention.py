@@ -11,6 +11,7 @@ from sqlalchemy import func, select
 
 from everstep.bus.errors import BusUnreachableError
 from everstep.bus.topology import CHECKPOINTS
+from everstep.ids import id_from
 from everstep.messages import CheckpointsDocument, Fact, KnownCheckpoint
 from everstep.messages.rank_logs import LogIndex
 from everstep.store import tables
@@ -56,7 +57,7 @@ class Record:
         clock_wall = self.clock.wall
         clock.wall = clock_wall  # type: ignore[method-assign]
         return JobRetention(
-            HistorySettings(**settings), self.removals, self.bus, clock, self.bus.record
+            HistorySettings(**settings), self.removals, self.bus, clock, self.bus.record, id_from
         )
 
     async def jobs(self) -> list[str]:

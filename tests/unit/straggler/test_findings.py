@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from msgspec.structs import replace
 
 from everstep.bus.facts.codec import facts_in
+from everstep.ids import id_from
 from everstep.messages import (
     StepTimeShifted,
     StragglerActed,
@@ -19,7 +20,6 @@ from everstep_services.straggler.domain.findings import (
     Revision,
     acted,
     blank,
-    fact_id,
     measured,
     recorded,
     revised,
@@ -31,7 +31,7 @@ NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
 
 def moment(after_s: float = 0.0, round_: int | None = 1) -> FindingContext:
-    return FindingContext(NOW + timedelta(seconds=after_s), round_)
+    return FindingContext(NOW + timedelta(seconds=after_s), round_, id_from)
 
 
 def after(*changes: Change, before: StragglersDocument | None = None, over: str = "") -> Revision:
@@ -169,7 +169,7 @@ def test_an_action_is_claimed_once() -> None:
     document = replace(after(slow()).document, outbox=())
     finding = document.found[0].finding
     fact = StragglerActed(
-        id=fact_id("acted", finding, "stop"),
+        id="acted",
         job="j",
         at=NOW,
         source="straggler",

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from everstep.ids import id_from
 from everstep.messages import KnownStraggler, StragglerCleared, StragglerFound
 from everstep_services.straggler.domain.changes import Change, EvenRole, SlowRankFound, UnevenRole
 from everstep_services.straggler.domain.findings import FindingContext, blank, revised
@@ -65,7 +66,7 @@ def test_a_slow_rank_of_such_a_stage_is_found_besides() -> None:
         changes = judged(pipeline(plan), JobJudge("job", LiveRules()), 8)
         assert [one.rank for one in changes if isinstance(one, SlowRankFound)] == [rank]
         assert [one.finding.rank for one in uneven(changes)] == [4]
-        document = revised(blank("job"), changes, FindingContext(NOW, 1)).document
+        document = revised(blank("job"), changes, FindingContext(NOW, 1, id_from)).document
         causes = {(one.rank, one.cause) for one in document.found}
         assert causes == {(rank, "unknown"), (4, "design")}
 
@@ -76,8 +77,8 @@ def test_stages_that_are_even_again_are_cleared() -> None:
     simulation.plan = replace(simulation.plan, stage_work=(1.0, 1.0))
     cleared = [one for one in judged(simulation, job, 8) if isinstance(one, EvenRole)]
     assert [(one.round, one.rank) for one in cleared] == [(1, 4)]
-    document = revised(blank("job"), [found], FindingContext(NOW, 1)).document
-    (fact,) = revised(document, cleared, FindingContext(NOW, 1)).facts
+    document = revised(blank("job"), [found], FindingContext(NOW, 1, id_from)).document
+    (fact,) = revised(document, cleared, FindingContext(NOW, 1, id_from)).facts
     assert isinstance(fact, StragglerCleared)
     assert fact.finding == document.found[0].finding
 
@@ -107,7 +108,7 @@ def test_the_price_of_uneven_stages_is_near_the_truth() -> None:
 def test_the_policy_acts_on_no_design() -> None:
     """Not after any time: another node would have as much to do."""
     changes = judged(pipeline(UNEVEN), JobJudge("job", LiveRules()), 8)
-    document = revised(blank("job"), changes, FindingContext(NOW, 1))
+    document = revised(blank("job"), changes, FindingContext(NOW, 1, id_from))
     (fact,) = document.facts
     assert isinstance(fact, StragglerFound)
     assert (fact.cause, fact.failure_class, fact.role) == ("design", "tune", "stage 1")

@@ -1,4 +1,7 @@
-"""What health finds about a node, and why. Every observer makes the same finding and id."""
+"""What health finds about a node, and why. Every observer makes the same finding and id.
+
+These ids follow from what a job's agents know; the ids of facts follow from them, with a key.
+"""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -20,7 +20,7 @@ from everstep.bus.ports import Bus, Document, FactBatch, StreamPosition
 from everstep.bus.requests import RefusalError
 from everstep.clock import Clock
 from everstep.errors import EverstepError
-from everstep.ids import id_from, new_id
+from everstep.ids import new_id
 from everstep.messages import (
     ControlDocument,
     Exclusion,
@@ -270,7 +270,7 @@ class NodeService:
 
     def _included(self, exclusion: Exclusion) -> NodeIncluded:
         return NodeIncluded(
-            id=id_from("included", exclusion.node, str(exclusion.until), exclusion.by),
+            id=new_id(),
             job=_KEY,
             at=self._clock.wall(),
             source="health",

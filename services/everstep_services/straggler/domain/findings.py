@@ -4,12 +4,11 @@ The document lists the open findings. The replica that writes a change of it rec
 so any number of replicas with the same data make one fact.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from everstep.ids import id_from
 from everstep.messages import (
     Fact,
     KnownStraggler,
@@ -51,6 +50,8 @@ class FindingContext:
     wall: Time
     round: int | None
     """Its newest round; None if nobody knows."""
+    derive: Callable[..., str]
+    """Makes the same id from the same parts in every replica, and nowhere else."""
 
     def since_s(self, then: Time) -> float:
         """The seconds since `then`."""
@@ -195,7 +196,7 @@ class _Draft:
         if key in self.stragglers or len(self.stragglers) >= _FOUND_MOST:
             return
         kind = "uneven" if change.cause == "design" else "slow"
-        finding = fact_id(kind, self._before.job, change.round, change.rank, change.last_step)
+        finding = self._id(kind, self._before.job, change.round, change.rank, change.last_step)
         self.stragglers[key] = KnownStraggler(
             finding=finding,
             round=change.round,
@@ -240,7 +241,7 @@ class _Draft:
     def _cleared(self, straggler: KnownStraggler, reason: str) -> StragglerCleared:
         lasted_s = self._now.since_s(straggler.found_at)
         return StragglerCleared(
-            id=fact_id("cleared", straggler.finding),
+            id=self._id("cleared", straggler.finding),
             job=self._before.job,
             at=self._now.wall,
             source=SOURCE,
@@ -260,7 +261,7 @@ class _Draft:
         self._shifted_step = change.step
         self.facts.append(
             StepTimeShifted(
-                id=fact_id("shifted", self._before.job, change.round, change.step),
+                id=self._id("shifted", self._before.job, change.round, change.step),
                 job=self._before.job,
                 at=self._now.wall,
                 source=SOURCE,
@@ -272,6 +273,9 @@ class _Draft:
                 section=change.section,
             )
         )
+
+    def _id(self, *parts: object) -> str:
+        return self._now.derive(*map(str, parts))
 
 
 def _key(finding: KnownStraggler | SlowRankFound) -> tuple[int, int, bool]:
@@ -291,8 +295,3 @@ def _fact_id(text: str) -> str:
         return envelope(text.encode()).id
     except BadMessageError:
         return ""
-
-
-def fact_id(*parts: object) -> str:
-    """The same id for the same parts, whichever replica makes it."""
-    return id_from(*map(str, parts))
