@@ -11,6 +11,7 @@ from everstep.messages import BlobRef, Case
 from everstep_services.attribution.analyzers.rank_ends import fingerprints
 from everstep_services.attribution.analyzers.runner import AnalyzerRunner
 from everstep_services.attribution.domain.combiner import CaseJudgement, combine
+from everstep_services.attribution.domain.event_order import in_time
 from everstep_services.attribution.domain.past import PastIncidents
 from everstep_services.attribution.domain.seated import left_out, naming_only, seated
 
@@ -36,11 +37,8 @@ class Examiner:
         document = await self._rounds.read(case.job)
         ours = seated(case, document)
         names = await asyncio.to_thread(fingerprints, ours)
-        whole = replace(
-            ours,
-            nodes=(*ours.nodes, *history.signs_of(ours)),
-            past=history.before(ours, names),
-        )
+        signs = (*ours.nodes, *history.signs_of(ours))
+        whole = in_time(replace(ours, nodes=signs, past=history.before(ours, names)))
         heard = await self.runner.run(whole, self._fetch, within_s)
         claims = list(naming_only(heard.claims, document))
         missing = (*heard.missing, *self._not_weighed(left_out(case, ours)))

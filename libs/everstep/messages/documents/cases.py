@@ -110,7 +110,7 @@ class NodeSign(Part, frozen=True, kw_only=True):
     fact: Name
     """The id of the fact that reported it."""
     at: Time
-    """When that happened, by the clock of the sender."""
+    """When that was reported, by the clock of the sender."""
     check: Name = ""
     """The check that failed: `gpu`, `nvlink`, `nic`, `storage`, `host`."""
     failure_class: Name = ""
@@ -120,13 +120,16 @@ class NodeSign(Part, frozen=True, kw_only=True):
     cause: Name = ""
     """For `left` the cause, as in `node_left`; for `returned` the way in which the node was
     away."""
+    silence_s: float = 0.0
+    """For `lost`: how long the node had been silent."""
 
 
 class OutsideAct(Part, frozen=True, kw_only=True):
     """Something from outside the training that ends or moves it."""
 
     act: Name
-    """`preempted`, or the action of a person: `stop_job`, `restart_job`, `drain_node` …"""
+    """`preempted`; the action of a person: `stop_job`, `restart_job`, `drain_node` …; or
+    `injected`: the reason is then the fault."""
     by: Name
     """The person, or the source of the notice: `slurm`, `signal` …"""
     reason: str
@@ -135,6 +138,12 @@ class OutsideAct(Part, frozen=True, kw_only=True):
     """The id of the fact that reported it."""
     node: Name | None = None
     """The node that the act is about; None for the whole job."""
+    rank: Count | None = None
+    """The rank that the act is about, where it is about one."""
+    at: Time | None = None
+    """When it was asked for or noticed, by the clock of the sender; None if unknown."""
+    lasts_s: float | None = None
+    """For an injected fault: how long it lasts; None if it does not end."""
 
 
 class SaveFailure(Part, frozen=True, kw_only=True):
@@ -150,6 +159,8 @@ class SaveFailure(Part, frozen=True, kw_only=True):
     """The node on which it failed, where that is known."""
     rank: Count | None = None
     """The rank on which it failed, where that is known."""
+    at: Time | None = None
+    """When it was reported, by the clock of the sender; None if unknown."""
 
 
 class SlowRankSign(Part, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ from everstep_services.agent.core.exit import RankExit
 from everstep_services.agent.core.round_part import AgentTimeouts, RoundPart
 
 SAVED = 91
+"""Preempted, and no work is lost: all was saved, or there was nothing to save."""
 _AGREED_WITHIN_S = 20.0
 _ASK_AGAIN_S = 0.5
 
@@ -118,10 +119,10 @@ def preempted(
     reason = f"{name} announced that this node will be taken away"
     goodbye, noticed = Departure(128 + number, "preempted", reason), RecordNotice(name, grace_s)
     if part is None or part.are_gone or part.state == "stopping":
-        goodbye.had_work = False
+        goodbye.code, goodbye.had_work = SAVED, False
         return goodbye, [noticed, *goodbye.leave(part)]
     if part.state == "starting":  # nothing to save yet, and perhaps no handler for the signal
-        goodbye.had_work = False
+        goodbye.code, goodbye.had_work = SAVED, False
         return goodbye, [noticed, *goodbye.leave(part, limits.stop_grace_s)]
     goodbye.kill_at = now + grace_s
     goodbye.alone_at = now + min(limits.agree_within_s, grace_s / 2)
@@ -138,7 +139,7 @@ def taken(
     reason = f"all nodes leave: {order.reason}"
     goodbye = Departure(128 + SIGTERM, "preempted", reason)
     if part.state == "starting":
-        goodbye.had_work = False
+        goodbye.code, goodbye.had_work = SAVED, False
         return goodbye, goodbye.leave(part, limits.stop_grace_s)
     grace_s = limits.preempt_grace_s if order.within_s is None else order.within_s
     goodbye.kill_at = now + grace_s

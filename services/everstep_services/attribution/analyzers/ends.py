@@ -104,7 +104,9 @@ def _outside(case: Case) -> Iterator[Claim]:
         whole = "the job" if act.node is None else act.node
         if act.act == "preempted":
             says = f"{whole} was preempted ({act.by}): {clean(act.reason)}"
-            strength = 0.95 if "scheduler" in fault else 0.7
+            gone = {sign.node for sign in case.nodes if sign.sign == "lost"}
+            is_of_loss = bool(gone) if act.node is None else act.node in gone
+            strength = 0.95 if "scheduler" in fault or is_of_loss else 0.7
             yield Claim(
                 cause="scheduler", kind="preempted", says=says, strength=strength,
                 is_transient=True, fact=act.fact,

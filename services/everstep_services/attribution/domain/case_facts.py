@@ -292,7 +292,8 @@ class JobCases:
     def _lost(self, fact: NodeLost) -> str | None:
         if fact.is_replaced:  # the incident of the round has the reason already
             return None
-        return self._sign(fact, node_sign(fact, fact.node, "lost", fact.reason))
+        sign = node_sign(fact, fact.node, "lost", fact.reason)
+        return self._sign(fact, replace(sign, silence_s=fact.silence_s))
 
     def _returned(self, fact: NodeReturned) -> str | None:
         sign = node_sign(fact, fact.node, "returned", fact.reason, cause=fact.how)
@@ -318,7 +319,7 @@ class JobCases:
     def _noticed(self, fact: PreemptionNoticed) -> str | None:
         act = OutsideAct(
             act="preempted", by=fact.origin, reason=fact.reason[:SHORT_MOST], fact=fact.id,
-            node=None if fact.is_whole_job else fact.node,
+            node=None if fact.is_whole_job else fact.node, at=fact.at,
         )  # fmt: skip
         return self._from_outside(fact, act)
 
@@ -327,7 +328,7 @@ class JobCases:
             return None
         act = OutsideAct(
             act=fact.action, by=fact.by, reason=fact.reason[:SHORT_MOST], fact=fact.id,
-            node=fact.target or None,
+            node=fact.target or None, at=fact.at,
         )  # fmt: skip
         return self._from_outside(fact, act)
 
@@ -338,12 +339,14 @@ class JobCases:
     def _save_failed(self, fact: CheckpointFailed) -> str | None:
         failure = SaveFailure(
             fact=fact.id, stage=fact.stage, reason=fact.reason[:SHORT_MOST],
-            node=fact.node, rank=fact.rank,
+            node=fact.node, rank=fact.rank, at=fact.at,
         )  # fmt: skip
         return self._saves(fact.round, failure)
 
     def _restore_failed(self, fact: RestoreFailed) -> str | None:
-        failure = SaveFailure(fact=fact.id, stage="restore", reason=fact.reason[:SHORT_MOST])
+        failure = SaveFailure(
+            fact=fact.id, stage="restore", reason=fact.reason[:SHORT_MOST], at=fact.at
+        )
         return self._saves(fact.round, failure)
 
     def _saves(self, round_: int, failure: SaveFailure) -> str | None:

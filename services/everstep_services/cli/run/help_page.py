@@ -38,7 +38,7 @@ EXIT_CODES = (
     (1, "Failed, and the restart budget is spent."),
     (2, "The command line or a setting is wrong."),
     (90, "This node cannot go on with it, and the job is not done: requeue it."),
-    (91, "Preempted, after saving: requeue the job."),
+    (91, "Preempted, and no work is lost: requeue the job."),
     (92, "Not enough nodes within --join-timeout."),
     (93, "Do not restart: a person stopped it, or it fails alike again and again."),
     (94, "The control plane could not be reached at the start: requeue the job."),

@@ -48,8 +48,7 @@ class RetryDecision:
 def job_code(step_code: int, ends: Iterable[AgentEnd]) -> int:
     """The exit code of the job: that of agents which ended with it, else that of the step.
 
-    `srun` returns the highest code of all tasks, also of nodes that have left early, and of spares
-    that were preempted: a spare has nothing to save, and leaves with the code of the signal.
+    `srun` returns the highest code of all tasks, also of nodes that have left early.
     """
     ends = tuple(ends)
     if codes := {end.code for end in ends if end.ends_job}:
@@ -65,10 +64,10 @@ def outcome(allocation: EndedAllocation) -> Outcome:
     code, ends = allocation.code, allocation.nodes
     if code == 0:
         return "done"
-    if code == _PREEMPTED:
-        return "preempted"
     if code in {end.code for end in ends} and all(_is_unused(end) for end in ends):
         return "unused"
+    if code == _PREEMPTED:
+        return "preempted"
     return "final" if code in _FINAL else "failed"
 
 

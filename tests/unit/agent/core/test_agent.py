@@ -281,7 +281,7 @@ def test_a_spare_leaves_at_once() -> None:
     agent.ordered(StandBy(**common(1)))
     [_, exiting] = agent.preempted(15, "SIGTERM", now=0)
     assert isinstance(exiting, ExitAgent)
-    assert (exiting.code, exiting.had_work) == (143, False)
+    assert (exiting.code, exiting.had_work) == (91, False)
 
 
 def test_a_job_that_is_over_is_left_with_its_exit_code() -> None:
@@ -430,7 +430,17 @@ def test_a_signal_before_all_ranks_run_ends_it_at_once() -> None:
     assert agent.preempted(15, "SIGTERM", now=1) == [noticed, StopRound(1, 3, 0.0, None)]
     [exiting] = agent.stopped(1)
     assert isinstance(exiting, ExitAgent)
-    assert not exiting.had_work
+    assert (exiting.code, exiting.had_work) == (91, False)
+
+
+def test_a_node_that_waits_for_others_and_is_preempted_asks_for_a_requeue() -> None:
+    """A12.1: its round is over, and it has nothing to lose."""
+    agent = running()
+    agent.ordered(stop())
+    agent.stopped(1)
+    [_, exiting] = agent.preempted(15, "SIGTERM", now=99)
+    assert isinstance(exiting, ExitAgent)
+    assert (exiting.code, exiting.cause, exiting.had_work) == (91, "preempted", False)
 
 
 def test_a_replaced_node_leaves_alike_by_the_order_and_by_the_answer() -> None:

@@ -39,7 +39,7 @@ def preempted(node: str, code: int, *, had_work: bool) -> AgentEnd:
     )
 
 
-WAITING = tuple(preempted(node, 143, had_work=False) for node in ("n1", "n2"))
+WAITING = tuple(preempted(node, 91, had_work=False) for node in ("n1", "n2"))
 
 
 def goes_on(*codes: int, retries: int = 2) -> bool:
@@ -84,7 +84,8 @@ def test_every_code_has_an_outcome() -> None:
 @pytest.mark.parametrize(
     ("code", "nodes", "result"),
     [
-        (143, WAITING, "unused"),
+        (91, WAITING, "unused"),
+        (143, tuple(preempted(n, 143, had_work=False) for n in ("n1", "n2")), "unused"),
         (143, (WAITING[0], preempted("n2", 143, had_work=True)), "failed"),
         (137, WAITING, "failed"),  # another agent was killed, and wrote nothing
         (143, (), "failed"),
@@ -117,7 +118,7 @@ def test_a_preemption_before_any_rank_trained_is_no_failure(
         (138, [end("n1", 91, ends_job=False), preempted("n2", 138, had_work=False)], 91),  # a spare
         (143, [end("n1", 91, ends_job=False), preempted("n2", 143, had_work=True)], 143),
         (137, [end("n1", 91, ends_job=False), preempted("n2", 138, had_work=False)], 137),
-        (143, list(WAITING), 143),
+        (91, list(WAITING), 91),
     ],
 )
 def test_a_node_that_left_early_does_not_speak_for_the_job(

@@ -1,0 +1,68 @@
+"""Leaves out what happened after an incident had begun: nothing explains an earlier end. Pure.
+
+The times are those of the senders' wall clocks, which may differ: what came a little later counts.
+"""
+
+from collections.abc import Iterable
+from typing import Protocol, TypeVar
+
+from msgspec.structs import replace
+
+from everstep.incident_causes import meaning_of
+from everstep.messages import Case, NodeSign
+from everstep.messages.base import Time
+
+_CLOCKS_S = 2.0
+"""How far the clocks of two nodes may differ, and a report may be behind its event."""
+
+
+class _Dated(Protocol):
+    @property
+    def at(self) -> Time | None: ...
+    @property
+    def fact(self) -> str: ...
+
+
+P = TypeVar("P", bound=_Dated)
+
+
+def in_time(case: Case) -> Case:
+    """The case without what came too late to explain it.
+
+    A node that is sent away leaves once its ranks have saved: where the incident began by that, or
+    by a notice, every notice and departure belongs to it.
+    """
+    zero = case.opened_at or next((end.at for end in case.ends), None)
+    if zero is None:
+        return case
+    until_s = _began_s(case, zero) + _CLOCKS_S
+
+    def is_early(part: _Dated) -> bool:
+        is_known = part.at is not None and part.fact != case.trigger_fact
+        return not is_known or _since_s(zero, part) <= until_s
+
+    def early(parts: Iterable[P]) -> tuple[P, ...]:
+        return tuple(filter(is_early, parts))
+
+    is_ordered = bool({"scheduler", "operator"} & {*meaning_of(case.trigger).fault})
+    dated = {"lost", "suspected", *(() if is_ordered else ("left",))}
+    return replace(
+        case,
+        nodes=tuple(sign for sign in case.nodes if sign.sign not in dated or is_early(sign)),
+        outside=case.outside if is_ordered else early(case.outside),
+        saves=early(case.saves),
+    )
+
+
+def _began_s(case: Case, zero: Time) -> float:
+    """When the first rank of its round ended or the first node fell silent; else its report."""
+    ends = [end.raised_at or end.at for end in case.ends if end.round == case.round]
+    lost = [sign for sign in case.nodes if sign.sign == "lost"]
+    known_s = [(at - zero).total_seconds() for at in ends]
+    return min([0.0, *known_s, *(_since_s(zero, sign) for sign in lost)])
+
+
+def _since_s(zero: Time, part: _Dated) -> float:
+    """When it happened: a lost node is reported only after it has been silent for some time."""
+    silence_s = part.silence_s if isinstance(part, NodeSign) else 0.0
+    return 0.0 if part.at is None else (part.at - zero).total_seconds() - silence_s
