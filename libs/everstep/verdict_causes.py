@@ -9,7 +9,7 @@ from typing import Literal, assert_never, get_args
 
 VerdictCause = Literal[
     "user_code", "configuration", "data", "framework", "gpu", "host", "network", "storage",
-    "scheduler", "unknown",
+    "scheduler", "injected", "unknown",
 ]  # fmt: skip
 
 
@@ -30,7 +30,7 @@ def meaning_of(cause: VerdictCause) -> VerdictCauseMeaning:
             return VerdictCauseMeaning(is_deterministic=True)
         case "gpu" | "host" | "network" | "storage":
             return VerdictCauseMeaning(may_be_of_node=True)
-        case "framework" | "scheduler" | "unknown":
+        case "framework" | "scheduler" | "injected" | "unknown":
             return VerdictCauseMeaning()
         case _:
             assert_never(cause)

@@ -31,13 +31,14 @@ class ControlChanged(Fact, frozen=True, kw_only=True, tag="control_changed.v1"):
 class OperatorActed(Fact, frozen=True, kw_only=True, tag="operator_acted.v1"):
     """A person or a script asked for an action, which was accepted or refused.
 
-    The service that was asked sends this.
+    The service that was asked sends this; for a signal, the agent that got it.
     """
 
     by: Name
     """The person, as authenticated; or `rank 3 of node-1`."""
     action: Name
-    """`stop_job`, `restart_job`, `save`, `drain_node`, `exclude_node`, `pin` …"""
+    """`stop_job`, `restart_job`, `save`, `drain_node`, `exclude_node`, `pin` …; `interrupt` is
+    Ctrl-C, or another signal of a person, to the agent of a node."""
     target: str
     """What the action is about: a node, a step; empty for the whole job."""
     outcome: Name
@@ -45,7 +46,7 @@ class OperatorActed(Fact, frozen=True, kw_only=True, tag="operator_acted.v1"):
     reason: str
     """Why the action was asked for, and why it was refused if so."""
     origin: Name = ""
-    """The interface: `rest`, `cli` or `script`."""
+    """The interface: `rest`, `cli`, `script` or `signal`."""
 
 
 class OperatorQuestion(Protocol):

@@ -127,7 +127,7 @@ class VerdictReached(IncidentFact, frozen=True, kw_only=True, tag="verdict_reach
 
     cause: Name
     """The cause class: `user_code`, `configuration`, `data`, `framework`, `gpu`, `host`, `network`,
-    `storage`, `scheduler` or `unknown`."""
+    `storage`, `scheduler`, `injected` or `unknown`."""
     confidence: float
     """0 to 1."""
     reason: str

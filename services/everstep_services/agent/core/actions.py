@@ -144,6 +144,13 @@ class RecordNotice:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordInterrupt:
+    """Record that a person ends the ranks of this node by a signal to its agent."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class RecordStopSeen:
     """Record that every rank has seen that it should stop."""
 
@@ -167,7 +174,7 @@ class RecordMissed:
     reason: str
 
 
-RecordAction = RecordNotice | RecordStopSeen | RecordSaved | RecordMissed
+RecordAction = RecordNotice | RecordInterrupt | RecordStopSeen | RecordSaved | RecordMissed
 
 
 @dataclass(frozen=True, slots=True)

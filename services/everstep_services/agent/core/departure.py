@@ -9,6 +9,7 @@ from everstep_services.agent.core.actions import (
     ExitAgent,
     LeaveCause,
     PassNotice,
+    RecordInterrupt,
     RecordMissed,
     RecordNotice,
     RecordSaved,
@@ -152,10 +153,12 @@ def interrupted(
 ) -> tuple[Departure, list[Action]]:
     """A person ends the agent."""
     goodbye = Departure(128 + number, "operator", f"{name} from a person or its terminal")
+    told = RecordInterrupt(name)
     if part is None:
-        return goodbye, goodbye.leave(None)
+        return goodbye, [told, *goodbye.leave(None)]
     goodbye.kill_at = now + limits.stop_grace_s
-    return goodbye, [SignalRanks(number), ShowLine(f"{name}: stopping; once more kills at once")]
+    line = ShowLine(f"{name}: stopping; once more kills at once")
+    return goodbye, [SignalRanks(number), line, told]
 
 
 def sent(order: LeaveJob) -> Departure:

@@ -13,6 +13,7 @@ from everstep.messages import (
     NetworkLink,
     NetworkMeasured,
     NodeCheckFinished,
+    OperatorActed,
     PreemptionAcknowledged,
     PreemptionMissed,
     PreemptionNoticed,
@@ -207,6 +208,17 @@ class AgentFacts:
             reason=act.reason,
             grace_s=act.grace_s,
             is_whole_job=False,
+        )
+
+    def interrupted(self, name: str) -> OperatorActed:
+        return OperatorActed(
+            **self._of_job(),
+            by=f"the terminal of {self._node}",
+            action="interrupt",
+            target=self._node,
+            outcome="accepted",
+            reason=f"{name} to its agent",
+            origin="signal",
         )
 
     def preemption(

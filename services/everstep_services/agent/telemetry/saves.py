@@ -96,10 +96,12 @@ class CoordinatedSaves:
         )
 
     def put_on_record(self, act: actions.RecordAction) -> None:
-        """Record a notice of preemption, or its outcome."""
+        """Record a notice of preemption, its outcome, or that a person ends the ranks."""
         order, now = self._agent.order, self._clock.now()
         if isinstance(act, actions.RecordNotice):
             self._record(self._records.preemption_noticed(self._scheduler, act))
+        elif isinstance(act, actions.RecordInterrupt):
+            self._record(self._records.interrupted(act.name))
         elif order is not None:
             step = max((self._pace(rank)[0] for rank in self._counting()), default=None)
             self._record(self._records.preemption(order, act, now=now, step=step))

@@ -12,6 +12,7 @@ from everstep.incident_causes import meaning_of
 from everstep.messages import Case, NodeSign, RankEnd
 from everstep.verdict_causes import DETERMINISTIC_CAUSES, VerdictCause
 from everstep_services.attribution.analyzers import refused_memory
+from everstep_services.attribution.analyzers.outside import from_outside
 from everstep_services.attribution.analyzers.rank_ends import (
     QUOTED,
     as_exit,
@@ -92,37 +93,10 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
 
 
 def _of_case(case: Case) -> list[Claim]:
-    return [*_outside(case), *_nodes(case), *_ranks(case), *_saves(case)]
+    return [*from_outside(case), *_nodes(case), *_ranks(case), *_saves(case)]
 
 
-# --- from outside ---
-
-
-def _outside(case: Case) -> Iterator[Claim]:
-    fault = meaning_of(case.trigger).fault
-    for act in case.outside:
-        whole = "the job" if act.node is None else act.node
-        if act.act == "preempted":
-            says = f"{whole} was preempted ({act.by}): {clean(act.reason)}"
-            gone = {sign.node for sign in case.nodes if sign.sign == "lost"}
-            is_of_loss = bool(gone) if act.node is None else act.node in gone
-            strength = 0.95 if "scheduler" in fault or is_of_loss else 0.7
-            yield Claim(
-                cause="scheduler", kind="preempted", says=says, strength=strength,
-                is_transient=True, fact=act.fact,
-            )  # fmt: skip
-        else:
-            says = f"{clean(act.by)} asked for {act.act.replace('_', ' ')}: {clean(act.reason)}"
-            strength = 0.97 if "operator" in fault else 0.5
-            yield Claim(
-                cause="scheduler", kind="operator", says=says, strength=strength, fact=act.fact,
-            )  # fmt: skip
-    if fault in {("scheduler",), ("operator",)} and not case.outside:
-        kind = "preempted" if fault == ("scheduler",) else "operator"
-        yield Claim(
-            cause="scheduler", kind=kind, says=clean(case.reason) or case.trigger, strength=0.9,
-            fact=case.trigger_fact,
-        )  # fmt: skip
+# --- nodes ---
 
 
 def _nodes(case: Case) -> Iterator[Claim]:

@@ -12,6 +12,7 @@ from everstep.messages import (
     EvidenceCollected,
     EvidencePiece,
     Fact,
+    FaultInjected,
     IncidentClosed,
     IncidentOpened,
     JobEnded,
@@ -56,7 +57,7 @@ _WHOLE_ENDS_MOST = 64
 _PIECES_MOST = 512
 _SIGNS_MOST = 64
 _SLOW_MOST = 64
-_ENDS_A_JOB = frozenset({"stop_job", "restart_job", "drain_node"})
+_ENDS_RANKS = frozenset({"stop_job", "restart_job", "drain_node", "interrupt"})
 _OURSELVES = "attribution"
 """The name under which the policy asks: it acts because of a verdict, not from outside."""
 _CAPTURE = "capture"
@@ -324,11 +325,18 @@ class JobCases:
         return self._from_outside(fact, act)
 
     def _operated(self, fact: OperatorActed) -> str | None:
-        if fact.outcome != "accepted" or fact.action not in _ENDS_A_JOB or fact.by == _OURSELVES:
+        if fact.outcome != "accepted" or fact.action not in _ENDS_RANKS or fact.by == _OURSELVES:
             return None
         act = OutsideAct(
             act=fact.action, by=fact.by, reason=fact.reason[:SHORT_MOST], fact=fact.id,
             node=fact.target or None, at=fact.at,
+        )  # fmt: skip
+        return self._from_outside(fact, act)
+
+    def _injected(self, fact: FaultInjected) -> str | None:
+        act = OutsideAct(
+            act="injected", by=fact.by, reason=fact.fault[:SHORT_MOST], fact=fact.id,
+            node=fact.node, rank=fact.rank, at=fact.at, lasts_s=fact.lasts_s,
         )  # fmt: skip
         return self._from_outside(fact, act)
 
@@ -420,6 +428,7 @@ class JobCases:
     TAKEN: ClassVar[Mapping[type[Fact], Callable[[Any, Any], str | None]]] = {
         CheckpointFailed: _save_failed,
         EvidenceCollected: _evidence,
+        FaultInjected: _injected,
         IncidentClosed: _closed,
         IncidentOpened: _opened,
         JobEnded: _job_ended,

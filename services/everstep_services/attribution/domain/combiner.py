@@ -63,7 +63,12 @@ class Explanation:
         return claim.cause == self.cause and self.meets(claim)
 
     def explains(self, claim: Claim) -> bool:
-        """Whether it explains a claim that leaves the cause open, about the same ranks."""
+        """Whether it explains a claim that leaves the cause open, about the same ranks.
+
+        A fault that was injected explains all that is seen of its ranks and its node.
+        """
+        if self.cause == "injected":
+            return self.meets(claim)
         ranks = {rank for own in self.claims for rank in own.ranks}
         is_open = claim.cause == "unknown" and self.cause != "unknown"
         return is_open and bool(ranks & set(claim.ranks))
@@ -84,9 +89,10 @@ def explanations(claims: Sequence[Claim], weights: Weights) -> list[Explanation]
     roots = sorted(
         (claim for claim in claims if claim.role == "root" and not claim.is_against),
         key=lambda claim: (
-            claim.analyzer == "history",
+            claim.analyzer == "history",  # its claims join those of others
+            claim.cause != "injected",  # whatever else is seen of its ranks is its effect
             -weights.of(claim),
-        ),  # its claims join those of others
+        ),
     )
     places = [claim for claim in claims if claim.role == "place" and not claim.is_against]
     candidates: list[Explanation] = []
@@ -352,6 +358,8 @@ def _doubt(best: Explanation, rest: Sequence[Explanation]) -> str:
 
 
 def _is_transient(best: Explanation) -> bool | None:
+    if best.cause == "injected":
+        return True
     judged = [claim for claim in best.claims if claim.is_transient is not None]
     if any(claim.analyzer == _AGAIN for claim in judged):
         return False  # a failure that came again does not pass by itself
@@ -382,7 +390,7 @@ def _advice(best: Explanation, is_transient: bool | None, came_again: bool) -> A
             if best.lead.kind in _WAITS_FOR_NODES:
                 return "wait"
             return "stop" if best.lead.kind in {"operator", "cancelled"} else "restart"
-        case "framework" | "unknown":
+        case "framework" | "injected" | "unknown":
             return "restart"
         case _ as never:
             assert_never(never)

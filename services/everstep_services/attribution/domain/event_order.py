@@ -12,7 +12,7 @@ from everstep.incident_causes import meaning_of
 from everstep.messages import Case, NodeSign
 from everstep.messages.base import Time
 
-_CLOCKS_S = 2.0
+CLOCKS_S = 2.0
 """How far the clocks of two nodes may differ, and a report may be behind its event."""
 
 
@@ -35,7 +35,7 @@ def in_time(case: Case) -> Case:
     zero = case.opened_at or next((end.at for end in case.ends), None)
     if zero is None:
         return case
-    until_s = _began_s(case, zero) + _CLOCKS_S
+    until_s = began_s(case, zero) + CLOCKS_S
 
     def is_early(part: _Dated) -> bool:
         is_known = part.at is not None and part.fact != case.trigger_fact
@@ -54,12 +54,15 @@ def in_time(case: Case) -> Case:
     )
 
 
-def _began_s(case: Case, zero: Time) -> float:
-    """When the first rank of its round ended or the first node fell silent; else its report."""
+def began_s(case: Case, zero: Time) -> float:
+    """Seconds from a time until the first rank ended or the first node fell silent.
+
+    Where nothing of that is known, until the incident was opened.
+    """
     ends = [end.raised_at or end.at for end in case.ends if end.round == case.round]
-    lost = [sign for sign in case.nodes if sign.sign == "lost"]
-    known_s = [(at - zero).total_seconds() for at in ends]
-    return min([0.0, *known_s, *(_since_s(zero, sign) for sign in lost)])
+    times = [*ends, *([case.opened_at] if case.opened_at else [])]
+    losses = [_since_s(zero, sign) for sign in case.nodes if sign.sign == "lost"]
+    return min([*((at - zero).total_seconds() for at in times), *losses], default=0.0)
 
 
 def _since_s(zero: Time, part: _Dated) -> float:

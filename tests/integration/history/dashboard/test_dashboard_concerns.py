@@ -38,6 +38,31 @@ async def test_a_job_that_nobody_runs_any_more_needs_a_person(tmp_path: Path) ->
     assert "given-up is not done, and no node runs it: 1 of 2 nodes joined within 60 s" in page
 
 
+async def test_what_somebody_did_on_purpose_needs_nobody(tmp_path: Path) -> None:
+    """A job that its owner has interrupted, and an injected fault that is being recovered from."""
+    async with fleet(tmp_path) as (api, client):
+        now = datetime.now(UTC)
+        for job in ("interrupted", "tested"):
+            await api.add(
+                make("job_started", job=job, at=now),
+                make("allocation_started", job=job, allocation="a", at=now),
+            )
+        await api.add(
+            make("operator_acted", job="interrupted", by="the terminal of n0", target="n0",
+                 action="interrupt", outcome="accepted", reason="SIGINT", at=now),
+            make("allocation_ended", job="interrupted", allocation="a", state="stopped",
+                 reason="n0 left last", at=now),
+            make("incident_opened", job="tested", incident="t", reason="rank 3 was killed", at=now),
+            make("verdict_reached", job="tested", incident="t", cause="injected", at=now,
+                 confidence=0.9, reason="injected by ann: SIGKILL of rank 3", culprit_ranks=(3,)),
+        )  # fmt: skip
+        page = (await client.get("/")).text
+    concerns = page.partition('id="concerns"')[2].partition("</section>")[0]
+    assert "interrupted" not in concerns
+    assert "tested" not in concerns
+    assert "gpu-018 is unhealthy" in concerns
+
+
 async def test_a_job_that_a_policy_stopped_needs_a_person_and_one_that_a_person_stopped_does_not(
     tmp_path: Path,
 ) -> None:

@@ -26,6 +26,9 @@ longest time, because the others may only restart."""
 _WAIT = timedelta(minutes=2)
 """A job that waits longer for nodes needs a person; a restart takes seconds."""
 
+_ON_PURPOSE = frozenset({"injected", "scheduler"})
+"""Causes of incidents in which nothing is broken; a job that then waits too long is listed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Concern:
@@ -71,15 +74,20 @@ async def fleet(reader: Reader, _request: Request) -> Page:
             for job in (*forming, *stopped)
         ),
         *(reader.get_or_not(path_of("jobs", job["job"])) for job in idle),
+        *(
+            reader.get_or_not("facts", job=job["job"], kind="operator_acted", order="desc", limit=1)
+            for job in idle
+        ),
     )
-    rounds, details = asked[: len(asked) - len(idle)], asked[len(asked) - len(idle) :]
+    few = len(forming) + len(stopped)
+    rounds, details, acts = asked[:few], asked[few : few + len(idle)], asked[few + len(idle) :]
     working = [job for job in items if job["state"] in AT_WORK]
     concerns = [
         *_of_control(control.data),
         *_of_incidents(_items(opened)),
         *_of_ended(items),
         *_of_stopped(zip(stopped, rounds[len(forming) :], strict=True)),
-        *_of_idle(zip(idle, details, strict=True)),
+        *_of_idle(zip(idle, details, acts, strict=True)),
         *_of_waiting(zip(forming, rounds[: len(forming)], strict=True), now),
         *_of_nodes(_items(nodes), now),
         *_of_failing(_items(failing)),
@@ -143,7 +151,10 @@ def _of_control(control: Mapping[str, Any] | None) -> Iterator[Concern]:
 
 
 def _of_incidents(incidents: Sequence[Mapping[str, Any]]) -> Iterator[Concern]:
+    """Open incidents, without those that a person or a scheduler has brought about on purpose."""
     for incident in incidents:
+        if incident["cause"] in _ON_PURPOSE:
+            continue
         text = incident["headline"] or words(incident["trigger"])
         href = f"/{path_of('incidents', incident['incident'])}"
         yield Concern(
@@ -187,10 +198,18 @@ def _of_stopped(jobs: Iterable[tuple[Mapping[str, Any], RestAnswer]]) -> Iterato
         yield Concern("bad", "job", text, href, job["ended_at"], user)
 
 
-def _of_idle(jobs: Iterable[tuple[Mapping[str, Any], RestAnswer]]) -> Iterator[Concern]:
-    """Jobs that have given up waiting for nodes, or whose agents vanished, in the last day."""
-    for job, detail in jobs:
+def _of_idle(
+    jobs: Iterable[tuple[Mapping[str, Any], RestAnswer, RestAnswer]],
+) -> Iterator[Concern]:
+    """Jobs that have given up waiting for nodes, or whose agents vanished, in the last day.
+
+    A job that its owner has interrupted needs nobody.
+    """
+    for job, detail, acts in jobs:
         last = next(iter(detail.data["allocations"]), None) if detail.data else None
+        began = (last and last["started_at"]) or ""
+        if any(act["body"]["action"] == "interrupt" and act["at"] >= began for act in _items(acts)):
+            continue
         reason = (last and last["end_reason"]) or "its last allocation has ended"
         text = f"{job['job']} is not done, and no node runs it: {reason}"
         href, user = f"/{path_of('jobs', job['job'])}", f"user {job['user'] or 'unknown'}"

@@ -1,0 +1,112 @@
+"""What was done on purpose is told as that: injected faults, and what people asked for."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from everstep.messages import FaultInjected, NodeLost, OperatorActed, OutsideAct, RankEnd
+from everstep_services.attribution.domain.event_order import in_time
+from tests.unit.attribution.cases import (
+    NOON,
+    about,
+    case,
+    end,
+    error,
+    exited,
+    formed,
+    lost_peer,
+    opened,
+    raised,
+)
+from tests.unit.attribution.test_case_facts import cases_of
+from tests.unit.attribution.test_ends import judged
+
+KILLED = end(3, how="signal", exit_code=None, signal="SIGKILL")
+
+
+def injected(fault: str = "kill", at_s: float = -4.0, **more: Any) -> FaultInjected:
+    given = {**about(id="inject"), "at": NOON + timedelta(seconds=at_s)}
+    return FaultInjected(**given, fault=fault, by="ann", **{"node": "n1", "rank": 3, **more})
+
+
+def act(fault: str, at_s: float, **more: Any) -> OutsideAct:
+    given = {"node": "n1", "rank": 3, **more}
+    at = NOON + timedelta(seconds=at_s)
+    return OutsideAct(act="injected", by="ann", reason=fault, fact="inject", at=at, **given)
+
+
+async def test_a_kill_that_was_injected_is_told_as_that() -> None:
+    """On record 4 s before: the rank, who did it, and that nothing is broken (A16.1)."""
+    killed = exited(3, how="signal", exit_code=None, signal="SIGKILL")
+    peer = exited(0, error=error("RuntimeError", "Connection closed by peer [10.0.0.3]:4711"))
+    found_case = cases_of(formed(), injected(), killed, peer, opened()).case("i")
+    assert found_case is not None
+    found = await judged(in_time(found_case))
+    assert (found.cause, found.kind, found.ranks, found.nodes) == ("injected", "kill", (3,), ())
+    assert found.reason.startswith("injected by ann: SIGKILL of rank 3 (n1)")
+    assert found.confidence > 0.9
+    assert (found.advice, found.is_transient) == ("restart", True)
+    assert not found.others, "a kill that nobody sent is no other explanation"
+
+
+@pytest.mark.parametrize(
+    ("fault", "at_s", "one", "lasts_s"),
+    [
+        ("exception", -60.0, raised(3, "InjectedError", "injected"), None),
+        ("exit", -0.1, end(3, exit_code=1), None),
+        ("memory_leak", -20.0, end(3, how="out_of_memory", exit_code=None, signal="SIGKILL"), 30.0),
+        ("segfault", 0.4, end(3, how="signal", exit_code=None, signal="SIGSEGV"), None),
+    ],
+)
+async def test_each_fault_explains_what_it_brings_about(
+    fault: str, at_s: float, one: RankEnd, lasts_s: float | None
+) -> None:
+    acts = (act(fault, at_s, lasts_s=lasts_s),)
+    found = await judged(in_time(case(ends=(lost_peer(0), one), outside=acts)))
+    assert (found.cause, found.kind, found.ranks) == ("injected", fault, (3,))
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        case(
+            ends=(raised(3, "ValueError", "bad batch"),), outside=(act("slow", -99, lasts_s=9.0),)
+        ),
+        case(ends=(raised(1, "ValueError", "bad batch"),), outside=(act("kill", -1.0),)),
+        case(ends=(raised(3, "ValueError", "bad batch"),), outside=(act("kill", 60.0),)),
+        case(ends=(raised(3, "ValueError", "bad batch"),), outside=(act("terminate", -99),)),
+    ],
+)
+async def test_a_fault_of_another_time_or_rank_explains_nothing(of: Any) -> None:
+    found = await judged(in_time(of))
+    assert (found.cause, found.kind) == ("user_code", "python_exception")
+
+
+async def test_a_node_that_is_cut_off_on_purpose_is_no_broken_host() -> None:
+    lost = NodeLost(
+        **{**about(id="lost"), "at": NOON}, node="n1", silence_s=9.0, limit_s=8.0, reason="silent"
+    )
+    fact = injected("cut_off", -10.0, rank=None, lasts_s=30.0)
+    given: dict[str, Any] = {"trigger": "node_lost", "node": "n1", "trigger_fact": "lost"}
+    found_case = cases_of(formed(), fact, lost, opened(**given)).case("i")
+    assert found_case is not None
+    found = await judged(in_time(found_case))
+    assert (found.cause, found.kind, found.nodes) == ("injected", "cut_off", ())
+    assert "injected by ann: cut_off of n1" in found.reason
+
+
+@pytest.mark.parametrize("action", ["stop_job", "drain_node", "restart_job", "interrupt"])
+async def test_ends_after_a_persons_request_are_told_as_ordered(action: str) -> None:
+    """Its ranks end as they like: by the signal, or by the exception that Python makes of it."""
+    target = "n1" if action in {"drain_node", "interrupt"} else ""
+    asked = OperatorActed(
+        **{**about(id="asked"), "at": NOON - timedelta(seconds=1)}, by="ann", action=action,
+        target=target, outcome="accepted", reason="enough", origin="rest",
+    )  # fmt: skip
+    ended = exited(3, error=error("KeyboardInterrupt", ""))
+    found_case = cases_of(formed(), asked, ended, opened()).case("i")
+    assert found_case is not None
+    found = await judged(in_time(found_case))
+    assert (found.cause, found.kind, found.nodes) == ("scheduler", "operator", ())
+    assert found.confidence > 0.8
