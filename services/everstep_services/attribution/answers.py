@@ -73,6 +73,6 @@ class AttributionAnswers:
 def _unknown(job: str, incident: str) -> RefusalError:
     return RefusalError(
         "404",
-        f"no incident {incident[:80]!r} of {job} is remembered: only the newest few of a job are; "
-        f"`everstep incidents {job}` lists all",
+        f"no incident {incident[:80]!r} of {job} is remembered: of those with a verdict only the "
+        f"newest few of a job are; `everstep incidents {job}` lists all",
     )

@@ -328,9 +328,9 @@ class CaseKeeper:
                     stored.job, stored.encoded(), revision=stored.revision
                 )
             except MessageTooLargeError:
-                if not stored.cases.drop_oldest():
+                if not stored.cases.make_room():
                     raise
-                log.warning("case_dropped job=%s reason='its document is too large'", stored.job)
+                log.warning("cases_cut job=%s reason='its document is too large'", stored.job)
 
     async def _reload(self, stored: StoredCases) -> None:
         """Load the document of another replica, and add the facts that only this one has read."""

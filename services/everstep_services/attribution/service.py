@@ -3,10 +3,12 @@
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from everstep.bus.errors import BusError
 from everstep.bus.input_failures import InputFailures
 from everstep.bus.leader_election import Term, lead_for_ever
 from everstep.bus.ports import Bus
@@ -17,7 +19,7 @@ from everstep.messages import Case, CorrectVerdict, VerdictCorrected, VerdictRea
 from everstep_services.attribution.actions import VerdictActions
 from everstep_services.attribution.cases import CaseKeeper
 from everstep_services.attribution.domain.case_facts import JobCases
-from everstep_services.attribution.domain.combiner import CaseJudgement
+from everstep_services.attribution.domain.combiner import CaseJudgement, combine
 from everstep_services.attribution.domain.verdicts import (
     VerdictContext,
     concluded,
@@ -37,6 +39,9 @@ _WRITE_EVERY_S = 0.5
 _POSITION_EVERY_S = 10.0
 _FORGET_EVERY_S = 3600.0
 _EXPLAINED_MOST = 32
+_TRIES = 3
+"""An analysis that fails so often ends with a verdict that nothing is known."""
+_WAITS_MOST = 10
 
 
 @dataclass(slots=True)
@@ -48,6 +53,8 @@ class WatchedIncident:
     is_running: bool = False
     is_late: bool = False
     """An analyzer was not done in time: it gets more time."""
+    failures: int = 0
+    """Analyses that failed, one after the other."""
 
 
 class Attribution:
@@ -113,8 +120,9 @@ class Attribution:
     async def _read_on(self, term: Term, tasks: asyncio.TaskGroup) -> None:
         position = await self._keeper.begin()
         written = forgotten = news = self._clock.now()
-        for case in self._keeper.unjudged():
-            self._note(case.job, case.incident)
+        overdue = self._clock.now() - self._settings.first_within_s
+        for case in self._keeper.unjudged():  # an earlier term has waited for their evidence
+            self._watches[case.job, case.incident] = WatchedIncident(overdue, overdue)
         async with self._bus.facts(position) as reader:
             while True:
                 batch = await reader.fetch(_BATCH, _FETCH_S)
@@ -145,26 +153,33 @@ class Attribution:
         watch.changed_at = now
 
     def _begin_due(self, tasks: asyncio.TaskGroup) -> None:
+        """Begin analyses: of jobs that have none under way first, then in the order of reports."""
+        running = Counter(key[0] for key, watch in self._watches.items() if watch.is_running)
+        due = list(self._due())
+        while due and running.total() < self._settings.at_once:
+            case, watch = min(due, key=lambda entry: running[entry[0].job])
+            due.remove((case, watch))
+            running[case.job] += 1
+            watch.is_running = True
+            tasks.create_task(self._judge(case, watch), name=f"judge-{case.incident}")
+
+    def _due(self) -> Iterator[tuple[Case, WatchedIncident]]:
         now = self._clock.now()
-        running = sum(watch.is_running for watch in self._watches.values())
         for (job, incident), watch in list(self._watches.items()):
             case = self._keeper.case(job, incident)
+            if watch.is_running:
+                continue
             if case is None or case.correction is not None:
-                if not watch.is_running:
-                    del self._watches[job, incident]
-            elif not watch.is_running and is_due(case, watch, now, self._settings):
-                if running >= self._settings.at_once:
-                    return
-                running += 1
-                watch.is_running = True
-                tasks.create_task(self._judge(case, watch), name=f"judge-{incident}")
+                del self._watches[job, incident]
+            elif is_due(case, watch, now, self._settings):
+                yield case, watch
 
     async def _judge(self, case: Case, watch: WatchedIncident) -> None:
         began = watch.changed_at
         settings = self._settings
         within_s = settings.analyzer_longest_s if watch.is_late else settings.analyzer_within_s
         try:
-            judged, is_partial = await self._examiner.examine(case, self._keeper.history, within_s)
+            judged, is_partial = await self._examined(case, watch, within_s)
             verdict = await self._conclude(case, judged)
             if verdict is not None:
                 self._actions.consider(verdict, case.step, self._keeper.history.past)
@@ -172,16 +187,39 @@ class Attribution:
             log.warning("not_judged job=%s incident=%s error=%s", case.job, case.incident, error)
         except Exception as error:  # noqa: BLE001  other incidents are judged as before
             self._input_failures.note(f"incident {case.incident}", error)
-            is_partial = False
         else:
             self._is_judged(case, watch, began, is_partial=is_partial)
             return
-        watch.is_running, watch.changed_at = False, self._clock.now()
+        self._wait_again(case, watch)
+
+    async def _examined(
+        self, case: Case, watch: WatchedIncident, within_s: float
+    ) -> tuple[CaseJudgement, bool]:
+        """The judgement of a case; that nothing is known, if its analysis fails again and again."""
+        try:
+            return await self._examiner.examine(case, self._keeper.history, within_s)
+        except (BusError, TimeoutError):
+            raise  # no verdict could be recorded, either
+        except Exception as error:
+            if watch.failures < _TRIES - 1:
+                raise
+            self._input_failures.note(f"incident {case.incident}", error)
+            why = f"the analysis failed {_TRIES} times: {type(error).__name__}: {error}"
+            return combine(case, (), (why,)), False
+
+    def _wait_again(self, case: Case, watch: WatchedIncident) -> None:
+        """Let other incidents go first: the bus may be away, or this case cannot be read."""
+        watch.failures += 1
+        wait_s = self._settings.again_after_s * min(watch.failures, _WAITS_MOST)
+        watch.is_running, watch.changed_at = False, self._clock.now() + wait_s
+        watch.since = watch.changed_at - self._settings.first_within_s
+        self._watches.pop((case.job, case.incident), None)
+        self._watches[case.job, case.incident] = watch
 
     def _is_judged(
         self, case: Case, watch: WatchedIncident, began: float, *, is_partial: bool
     ) -> None:
-        watch.is_running = False
+        watch.is_running, watch.failures = False, 0
         if is_partial and not watch.is_late:
             watch.is_late, watch.changed_at = True, self._clock.now()
         elif watch.changed_at == began:

@@ -20,8 +20,10 @@ from everstep.messages import (
     RankStalled,
     StragglerCleared,
     StragglerFound,
+    VerdictReached,
 )
-from everstep_services.attribution.domain.case_facts import CASES_MOST, JobCases
+from everstep_services.attribution.domain.case_facts import JobCases
+from everstep_services.attribution.domain.case_queue import JUDGED_MOST, UNJUDGED_MOST
 from tests.unit.attribution.cases import about, collected, error, exited, formed, opened
 
 
@@ -110,12 +112,56 @@ def test_a_thousand_ranks_that_fail_are_one_case_of_bounded_size() -> None:
     assert len(msgspec.json.encode(cases.document)) < 4 << 20
 
 
+def judge(cases: JobCases, incident: str) -> None:
+    verdict = VerdictReached(
+        **about(id=f"verdict-{incident}"),
+        incident=incident,
+        cause="host",
+        confidence=0.9,
+        reason="x",
+    )
+    cases.take(verdict)
+
+
+def test_no_incident_is_forgotten_before_it_is_judged() -> None:
+    """30 of them in a short time: a queue, in which judged ones go first."""
+    cases = cases_of(formed())
+    for number in range(30):
+        cases.take(opened(incident=f"i{number}"))
+        cases.take(exited(3, incident=f"i{number}"))
+    assert len(cases.cases) == 30
+    for number in range(20):
+        judge(cases, f"i{number}")
+    cases.take(opened(incident="next"))
+    left = {case.incident: case.verdict is not None for case in cases.cases}
+    assert [name for name, is_judged in left.items() if not is_judged] == [
+        *(f"i{number}" for number in range(20, 30)),
+        "next",
+    ]
+    assert sum(left.values()) == JUDGED_MOST - 1
+    assert left["i19"], "the newest may still be amended"
+
+
+def test_a_document_that_is_too_large_loses_judged_cases_first_and_then_details() -> None:
+    cases = cases_of(formed(), opened(incident="judged"), opened(incident="open"))
+    judge(cases, "judged")
+    for rank in range(100):
+        cases.take(exited(rank, incident="open"))
+    assert cases.make_room()
+    assert [case.incident for case in cases.cases] == ["open"]
+    assert cases.make_room()
+    (case,) = cases.cases
+    assert len(case.ends) + case.more_ends == 100
+    assert len(case.ends) < 10
+    assert not cases.make_room()
+
+
 def test_cases_evidence_and_signs_are_bounded() -> None:
     cases = cases_of(formed(), opened())
-    for number in range(2000):
+    for number in range(1200):
         cases.take(collected("log", number))
         cases.take(opened(incident=f"i{number}"))
-    assert len(cases.cases) == CASES_MOST
+    assert len(cases.cases) == UNJUDGED_MOST
     assert cases.case("i") is None
     assert cases.take(collected("log", 7)) is None, "an incident of long ago"
 

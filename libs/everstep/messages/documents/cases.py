@@ -325,7 +325,8 @@ class CasesDocument(DocumentBody, frozen=True, kw_only=True, tag="cases_document
     """
 
     cases: tuple[Case, ...] = ()
-    """The newest incidents, the oldest first; the last of them may not have been opened yet."""
+    """All incidents without a verdict and the newest with one, the oldest first; the last of them
+    may not have been opened yet."""
     members: tuple[Member, ...] = ()
     """The nodes of the newest round."""
     round: Count = 0

@@ -1,7 +1,7 @@
 """How each fact changes the cases of a job. Pure, and bounded for any input."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from msgspec.structs import replace
 
@@ -48,9 +48,8 @@ from everstep_services.attribution.domain.case_parts import (
     rank_end,
     with_part,
 )
+from everstep_services.attribution.domain.case_queue import kept, shortened
 
-CASES_MOST: Final = 8
-"""Of a job: older ones are no longer amended."""
 _ENDS_MOST = 2048
 _WHOLE_ENDS_MOST = 64
 """The most ends that are kept with their tracebacks."""
@@ -94,7 +93,7 @@ class JobCases:
     def put(self, case: Case) -> None:
         """Put a case in the place of the one with its incident."""
         cases = [other for other in self._document.cases if other.incident != case.incident]
-        self._document = replace(self._document, cases=tuple([*cases, case][-CASES_MOST:]))
+        self._document = replace(self._document, cases=(*kept(cases), case))
 
     def amend(self, case: Case) -> None:
         """Replace a case, and keep its place among the others."""
@@ -103,12 +102,11 @@ class JobCases:
         )
         self._document = replace(self._document, cases=tuple(cases))
 
-    def drop_oldest(self) -> bool:
-        """Forget the oldest case if all of them are too large; False if there is only one."""
-        if len(self._document.cases) < 2:
-            return False
-        self._document = replace(self._document, cases=self._document.cases[1:])
-        return True
+    def make_room(self) -> bool:
+        """Make the document smaller; False if that is impossible."""
+        before = self._document.cases
+        self._document = replace(self._document, cases=shortened(before))
+        return self._document.cases != before
 
     # --- what a fact changes ---
 
@@ -243,11 +241,9 @@ class JobCases:
         case = next((case for case in self._document.cases if not case.incident), None)
         if case is None:
             return
-        warned, stalls = (
-            tuple(stall for stall in stalls if stall.fact != fact.stall)
-            for stalls in (case.warned_stalls, case.stalls)
-        )
-        if (warned, stalls) != (case.warned_stalls, case.stalls):
+        before = (case.warned_stalls, case.stalls)
+        warned, stalls = (tuple(it for it in of if it.fact != fact.stall) for of in before)
+        if (warned, stalls) != before:
             self._changed(replace(case, warned_stalls=warned, stalls=stalls))
 
     def _located(self, fact: StallLocated) -> str | None:
@@ -345,20 +341,18 @@ class JobCases:
         return self._changed(replace(case, outside=with_part(case.outside, act, _SIGNS_MOST)))
 
     def _save_failed(self, fact: CheckpointFailed) -> str | None:
-        failure = SaveFailure(
-            fact=fact.id, stage=fact.stage, reason=fact.reason[:SHORT_MOST],
-            node=fact.node, rank=fact.rank, at=fact.at,
-        )  # fmt: skip
-        return self._saves(fact.round, failure)
+        return self._saves(fact, fact.stage, node=fact.node, rank=fact.rank)
 
     def _restore_failed(self, fact: RestoreFailed) -> str | None:
-        failure = SaveFailure(
-            fact=fact.id, stage="restore", reason=fact.reason[:SHORT_MOST], at=fact.at
-        )
-        return self._saves(fact.round, failure)
+        return self._saves(fact, "restore")
 
-    def _saves(self, round_: int, failure: SaveFailure) -> str | None:
-        case = self._of(round_, None)
+    def _saves(
+        self, fact: CheckpointFailed | RestoreFailed, stage: str, **where: Any
+    ) -> str | None:
+        failure = SaveFailure(
+            fact=fact.id, stage=stage, reason=fact.reason[:SHORT_MOST], at=fact.at, **where
+        )
+        case = self._of(fact.round, None)
         return self._changed(replace(case, saves=with_part(case.saves, failure, _SIGNS_MOST)))
 
     def _slow(self, fact: StragglerFound) -> None:
@@ -421,8 +415,8 @@ class JobCases:
         if case.incident:
             self.amend(case)
             return case.incident
-        kept = [case for case in self._document.cases if case.incident]
-        self._document = replace(self._document, cases=(*kept[-CASES_MOST + 1 :], case))
+        before = [case for case in self._document.cases if case.incident]
+        self._document = replace(self._document, cases=(*kept(before), case))
         return None
 
     TAKEN: ClassVar[Mapping[type[Fact], Callable[[Any, Any], str | None]]] = {

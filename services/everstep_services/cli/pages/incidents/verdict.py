@@ -23,7 +23,7 @@ def verdict_lines(incident: Record) -> Iterator[str]:
     """The verdict; where there is none, that there is none, and what would bring one."""
     verdict = incident["verdict"]
     if verdict is None:
-        yield "verdict: none yet; attribution judges an incident within seconds, where it runs"
+        yield "verdict: none yet; attribution judges it within seconds, or once it runs again"
         return
     yield f"verdict: {cell(verdict['summary'])}"
     yield f"  {cell(verdict['verdict_reason'])}"
