@@ -203,7 +203,8 @@ def _leave(link: AgentLink, folder: str, holds: int, environ: Mapping[str, str])
 
         with suppress(OSError):
             exception_record.write(error, {}, link.folder)
-    link.ended(1 if error else 0, error=error is not None)
+    failed = error is not None
+    link.ended(int(failed), error=failed, is_sure=failed)  # it may have called sys.exit(3)
     if not os.path.exists(os.path.join(folder, LOG)):
         with suppress(FileNotFoundError):  # an agent has removed it, because it found no bus
             _start_agent(folder, environ)  # no first rank has started one: report this rank

@@ -54,6 +54,7 @@ FIRST_BEAT_S = 26  # CLOCK_MONOTONIC of the first heartbeat
 LONGEST_BEAT_S = 27  # between two heartbeats, or between the last of them and the first step
 WARMUP = 28  # the number of first steps that may take long, as the script says
 CLOSED_S = 29  # CLOCK_MONOTONIC when the session was closed; later progress reopens it
+EXIT_CODE = 30  # 1 + the exit code of the script; 0: unknown; written before the phase
 DEFERRED = 31  # a bit for each signal whose default action is deferred
 
 STOP_AFTER = 32  # 1 + the step after which the script should stop; 0 for none

@@ -50,8 +50,9 @@ class AgentLink:
         self.words[layout.FIRST_STEP_NS] = monotonic_ns()
         self.send("stepped", f'"step":{self.words[layout.STEP] if step is None else step}')
 
-    def ended(self, code: int, *, error: bool = False) -> None:
-        """Report that the script has ended."""
+    def ended(self, code: int, *, error: bool = False, is_sure: bool = True) -> None:
+        """Report that the script has ended; `is_sure` if it does so with this very code."""
+        self.words[layout.EXIT_CODE] = 1 + code if is_sure else 0
         self.words[layout.PHASE] = layout.PHASE_ENDED
         self.words[layout.PROGRESS_NS] = monotonic_ns()
         self.send("ended", f'"code":{code},"error":{"true" if error else "false"}')

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from everstep.archive import ArchiveMember, pack
-from everstep.messages import RankEnd
+from everstep.messages import RankEnd, Stall
 from tests.unit.attribution.cases import case, end, lost_peer, raised
 from tests.unit.attribution.evidence import (
     ALL_REDUCE,
@@ -149,9 +149,11 @@ async def test_a_bus_error_is_the_hosts_only_where_shared_memory_is_full(
     assert not found.is_inconclusive
 
 
-def pages(*phases: tuple[str, float]) -> bytes:
+def pages(*phases: tuple[str, float], codes: Mapping[int, int] | None = None) -> bytes:
     ranks = {
-        str(rank): {"page": {"phase": phase, "progress_s": at_s}}
+        str(rank): {
+            "page": {"phase": phase, "progress_s": at_s, "exit_code": (codes or {}).get(rank)}
+        }
         for rank, (phase, at_s) in enumerate(phases)
     }
     return json.dumps({"now_s": 9.0, "ranks": ranks}).encode()
@@ -168,6 +170,41 @@ async def test_a_script_that_ended_well_before_the_others_lost_it_has_left_them(
     root = raised(3, "ValueError", "batch 17 has no labels")
     found = await judged(case(ends=(lost_peer(0), root)), {"page": early})
     assert (found.kind, found.ranks) == ("python_exception", (3,))
+
+
+@pytest.mark.parametrize(
+    ("codes", "kind", "words"),
+    [
+        ({1: 0}, "left_early", "the script of rank 1 had ended with code 0 while others"),
+        ({1: 1}, "exit_code", "the script of rank 1 had ended with code 1 while others"),
+        ({}, "left_early", "the script of rank 1 had ended, with an unknown code, while others"),
+    ],
+)
+async def test_the_exit_code_of_a_rank_that_nobody_reported_is_that_of_its_page(
+    codes: Mapping[int, int], kind: str, words: str
+) -> None:
+    """A script that raised and exits slowly had never exited with 0."""
+    phases = pages(("ended", 8.0), ("ended", 7.5), ("ended", 8.1), ("script", 7.9), codes=codes)
+    lost = (lost_peer(0), lost_peer(2), lost_peer(3))
+    found = await judged(case(ends=lost), {"page": phases})
+    assert (found.cause, found.kind, found.ranks) == ("user_code", kind, (1,))
+    assert words in found.reason
+    assert "exited with 0" not in found.reason
+
+
+async def test_a_rank_that_left_early_is_named_where_the_others_wait_for_it() -> None:
+    """`sys.exit(0)`, and its process does not go: nobody has lost it, and all others stall."""
+    waits = tuple(
+        Stall(rank=rank, node=f"n{rank // 2}", fact=f"stall-{rank}", round=1, phase="step",
+              waited_s=9.0, limit_s=8.0, blocked_in="all_reduce")
+        for rank in (0, 2, 3)
+    )  # fmt: skip
+    standing = pages(
+        ("script", 8.0), ("ended", 8.5), ("script", 8.1), ("script", 8.2), codes={1: 0}
+    )
+    of = case(trigger="rank_stalled", stalls=waits)
+    found = await judged(of, {"page": standing})
+    assert (found.cause, found.kind, found.ranks) == ("user_code", "left_early", (1,))
 
 
 async def test_the_only_rank_that_all_others_lost_is_named_where_it_tells_nothing() -> None:

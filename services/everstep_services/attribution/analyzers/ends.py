@@ -177,7 +177,7 @@ def _ranks(case: Case) -> Iterator[Claim]:
         yield Claim(
             cause="unknown", kind="lost_peer", role="consequence", strength=0.9,
             ranks=tuple(end.rank for end in lost), fact=lost[0].fact,
-            says=f"{_ranks_told([end.rank for end in lost])} lost a rank: {_text(lost[0])}",
+            says=f"{ranks_told([end.rank for end in lost])} lost a rank: {_text(lost[0])}",
         )  # fmt: skip
     alike: dict[str, list[RankEnd]] = defaultdict(list)
     for end in roots:
@@ -223,14 +223,15 @@ def _done(case: Case, lost: Sequence[RankEnd]) -> Iterator[Claim]:
     if not done or case.more_done or 2 * len(done) > case.world_size:
         return
     if lost or case.stalls:
-        yield left_early(sorted(end.rank for end in done), done[0].fact)
+        ranks = sorted(end.rank for end in done)
+        yield left_early(ranks, f"{ranks_told(ranks)} exited with 0", done[0].fact)
 
 
-def left_early(ranks: Sequence[int], fact: str | None) -> Claim:
+def left_early(ranks: Sequence[int], event: str, fact: str | None, strength: float = 0.75) -> Claim:
     """Ranks that ended well while others went on: their scripts do not agree on the steps."""
     return Claim(
-        cause="user_code", kind="left_early", strength=0.75, ranks=tuple(ranks), fact=fact,
-        says=f"{_ranks_told(ranks)} exited with 0 while others continued",
+        cause="user_code", kind="left_early", strength=strength, ranks=tuple(ranks), fact=fact,
+        says=f"{event} while others continued", fingerprint="left_early",
     )  # fmt: skip
 
 
@@ -243,13 +244,13 @@ def _of_alike(case: Case, same: Sequence[RankEnd]) -> Claim:
     if kind in WITHOUT_CULPRIT:
         return Claim(
             cause=cause, kind=kind, strength=strength, fact=end.fact, fingerprint=kind,
-            says=f"{_ranks_told(sorted(member.rank for member in same))} {event}",
+            says=f"{ranks_told(sorted(member.rank for member in same))} {event}",
         )  # fmt: skip
     ranks = tuple(sorted(member.rank for member in same))
     everybody = len(ranks) > 1 and len(ranks) == case.world_size
     if kind == GENERAL and (read := _setting(end, is_of_most=2 * len(ranks) > case.world_size > 1)):
         cause, kind = "configuration", read
-    who = "every rank" if everybody else _ranks_told(ranks, end.node if len(ranks) == 1 else "")
+    who = "every rank" if everybody else ranks_told(ranks, end.node if len(ranks) == 1 else "")
     if end.step is not None:
         event = f"{event} after step {end.step}"
     if kind == "exit_code" and not end.first_error:
@@ -375,7 +376,7 @@ def _text(end: RankEnd) -> str:
     return clean(end.first_error) or f"{end.signal or end.exit_code}"
 
 
-def _ranks_told(ranks: Sequence[int], node: str = "") -> str:
+def ranks_told(ranks: Sequence[int], node: str = "") -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}" + (f" ({node})" if node else "")
     shown = ", ".join(map(str, sorted(ranks)[:_TOLD_RANKS]))

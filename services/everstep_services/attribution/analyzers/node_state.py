@@ -3,6 +3,7 @@
 import asyncio
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from everstep_services.agent.probes.gpu.snapshot import GpuSnapshot
 from everstep_services.agent.probes.gpu.verdicts import verdicts
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.attribution.analyzers import refused_memory
-from everstep_services.attribution.analyzers.ends import left_early
+from everstep_services.attribution.analyzers.ends import left_early, ranks_told
 from everstep_services.attribution.analyzers.rank_ends import (
     first_ends,
     has_lost_worker,
@@ -34,6 +35,8 @@ _PLENTY = 0.1
 _LOST_BY_ALL = 0.55
 _NOT_SHORT = 0.2
 _ABSURD = 0.9
+_OF_CODE = 0.75
+_OF_UNKNOWN_CODE = 0.6
 _GROUPS_MOST = 4
 _STOPPED = re.compile(r"^State:\s*T\b", re.MULTILINE)
 
@@ -56,6 +59,7 @@ class _Groups(msgspec.Struct):
 class _Page(msgspec.Struct, frozen=True):
     phase: str = ""
     progress_s: float = 0.0
+    exit_code: int | None = None
 
 
 class _RankPage(msgspec.Struct, frozen=True):
@@ -226,28 +230,42 @@ def _of_processes(case: Case, piece: EvidencePiece, data: bytes) -> Iterator[Cla
 
 
 def _of_pages(case: Case, piece: EvidencePiece, data: bytes) -> Iterator[Claim]:
-    """Ranks whose scripts had ended without an error while others went on.
+    """Ranks whose scripts had ended while others went on, or still wait for them.
 
     A script that raises is reported at once. A script that ends well is known only once its process
     is gone, and then the round may be over, as the others have lost that rank.
     """
     ends = first_ends(case)
-    if not ends or not all(map(is_consequence, ends)):
+    if not all(map(is_consequence, ends)) or not (ends or case.stalls):
         return
     pages = {
         rank: rank_state.page
         for rank, rank_state in msgspec.json.decode(data, type=_Pages).ranks.items()
     }
     told = {end.rank for end in (*ends, *case.done)}
-    yield from _alone(case, piece, pages, told)
+    if ends:
+        yield from _alone(case, piece, pages, told)
     first_s = min((pages[rank].progress_s for rank in told & pages.keys()), default=math.inf)
-    left = sorted(
-        rank
-        for rank, page in pages.items()
-        if rank not in told and page.phase == "ended" and page.progress_s <= first_s
-    )
-    if left and 2 * len(left) <= case.world_size:
-        yield left_early(left, piece.fact)
+    left: dict[int | None, list[int]] = defaultdict(list)
+    for rank, page in sorted(pages.items()):
+        if rank not in told and page.phase == "ended" and page.progress_s <= first_s:
+            left[page.exit_code].append(rank)
+    if 2 * sum(map(len, left.values())) <= case.world_size:
+        yield from (_of_left(piece, code, ranks) for code, ranks in left.items())
+
+
+def _of_left(piece: EvidencePiece, code: int | None, ranks: Sequence[int]) -> Claim:
+    """Ranks whose scripts ended with one code. Their processes may not have exited yet."""
+    script = f"the script of {ranks_told(ranks)} had ended"
+    if code is None:
+        return left_early(ranks, f"{script}, with an unknown code,", piece.fact, _OF_UNKNOWN_CODE)
+    if not code:
+        return left_early(ranks, f"{script} with code 0", piece.fact)
+    return Claim(
+        cause="user_code", kind="exit_code", strength=_OF_CODE, ranks=tuple(ranks),
+        says=f"{script} with code {code} while others continued", fingerprint=f"error:{code}",
+        fact=piece.fact, blob=piece.blob,
+    )  # fmt: skip
 
 
 def _alone(

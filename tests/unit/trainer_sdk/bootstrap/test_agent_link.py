@@ -5,6 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.unit.trainer_sdk.script_ranks import script_rank
 from trainer_sdk import bootstrap, layout
 from trainer_sdk.bootstrap.agent_link import AgentLink
 from trainer_sdk.page import make_page
@@ -38,6 +41,19 @@ def test_a_page_shows_what_its_rank_wrote(tmp_path: Path) -> None:
     assert os.stat(tmp_path / "page").st_mode & 0o777 == 0o600
     assert view.read() is None, "without a socket to its agent it is not a rank of it"
     view.close()
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("", 0), ("raise SystemExit(0)", 0), ("exit(3)", 3), ("1 / 0", 1)]
+)
+def test_a_page_has_the_exit_code_of_its_script(tmp_path: Path, script: str, code: int) -> None:
+    """Also while its process has not exited yet: nobody needs to guess it."""
+    (tmp_path / "train.py").write_text(script)
+    with script_rank(tmp_path) as rank:
+        with rank.start(str(MAIN), "rank", "script", str(tmp_path / "train.py")) as process:
+            process.communicate(timeout=50)
+        assert process.returncode == code
+        assert (rank.reading.phase, rank.reading.exit_code) == (RankPhase.ENDED, code)
 
 
 def test_a_link_without_an_agent_accepts_all_calls_and_sends_nothing() -> None:
