@@ -281,6 +281,7 @@ class HealthObserver:
             slot=finding.beat.slot,
             last_step=finding.last_step,
             is_replaced=finding.is_replaced,
+            overload=finding.overload,
         )
 
     def _announce_return(self, finding: NodeReturn) -> None:
@@ -296,6 +297,7 @@ class HealthObserver:
                 away_s=round(finding.away_s, 3),
                 loss=self._ids.of(finding.loss),
                 how=finding.how,
+                lost_round=finding.lost_round,
             )
         )
 

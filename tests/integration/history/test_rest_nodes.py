@@ -312,7 +312,7 @@ async def test_switches_are_shown_as_the_bus_holds_them(
     assert (found["cluster"]["is_braked"], found["cluster"]["reason"]) == (True, "one node")
     assert (found["cluster"]["braked_by"], found["cluster"]["brake_reason"]) == ("bob", "a storm")
     lines = await asyncio.to_thread(lambda: list(control_page(found)))  # rich reads the disk
-    assert lines[0] == "all jobs: the brake is on (by bob: a storm): everything only observes"
+    assert lines[0] == "all jobs: the brake is on (by bob: a storm): only what failed is restarted"
     assert "j: no brake" in lines
     assert found["cluster"]["exclusions"][0]["node"] == "n1"
     assert [(one["job"], one["modes"]) for one in found["jobs"]] == [("j", {"stop": "enforce"})]

@@ -127,19 +127,26 @@ class Nodes:
             )
         )
 
-    def lost(self, node: str) -> Fact:
+    def lost(self, node: str, **more: Any) -> Fact:
         return self.take(
-            NodeLost(**self.about(), node=node, silence_s=3.0, limit_s=3.0, reason="silent")
+            NodeLost(**self.about(node=node, silence_s=3.0, limit_s=3.0, reason="silent", **more))
         )
 
     def returned(self, loss: Fact, node: str, how: str) -> Fact:
-        fact = NodeReturned(**self.about(), node=node, away_s=9.0, loss=loss.id, how=how)
-        return self.take(fact)
+        about = self.about(node=node, away_s=9.0, loss=loss.id, how=how, lost_round=loss.round)
+        return self.take(NodeReturned(**about))
 
-    def verdict(self, incident: str, *nodes: str, cause: str = "gpu", revision: int = 0) -> Fact:
+    def verdict(
+        self,
+        incident: str,
+        *nodes: str,
+        cause: str = "gpu",
+        revision: int = 0,
+        round: int | None = None,
+    ) -> Fact:
         return self.take(
             VerdictReached(
-                **self.about(incident=incident),
+                **self.about(incident=incident, round=round),
                 cause=cause,
                 confidence=0.9,
                 reason="XID 79",

@@ -177,3 +177,12 @@ def test_health_that_knows_nothing_calls_every_node_unknown() -> None:
     nothing = NodeRegister(NodesDocument(), SETTINGS)
     (found,) = standings(["n1"], nothing, [], {}, NOW)
     assert found.state == "unknown"
+
+
+def test_a_node_is_not_healthy_if_none_of_its_checks_has_a_result() -> None:
+    world = Nodes()
+    vague = [CheckResult(check=check, state="unknown") for check in ("gpu", "nic")]
+    for results, state in ((vague, "unknown"), (vague[:1], "healthy")):
+        world.examined("n1", *results)
+        (found,) = standings(["n1"], world.register, [], {"n1": (0.5, False)}, NOW)
+        assert found.state == state

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from everstep_services.health.domain.findings import NodeLoss, NodeReturn
 from tests.unit.health.fleet import SETTINGS, World, beat, first_loss
@@ -167,6 +168,21 @@ def test_a_return_says_what_became_of_the_agent(sequence: int, said: str) -> Non
     back = world.fleet.hear(beat("x", sequence), world.now)
     assert back is not None
     assert said in back.reason
+
+
+@pytest.mark.parametrize(
+    ("load", "said"),
+    [
+        ({"load_ratio": 5.2}, "5.2 tasks for each processor of x"),
+        ({"late_s": 0.7}, "x had sent beats up to 0.7 s late"),
+        ({"load_ratio": 1.5, "late_s": 0.1}, ""),
+    ],
+)
+def test_the_loss_of_an_overloaded_node_says_so(load: dict[str, float], said: str) -> None:
+    world = World(2)
+    world.fleet.hear(replace(beat("x", 50), **load), world.now)
+    world.run(30)
+    assert first_loss(world).overload == said
 
 
 def silence_s(world: World, node: str) -> float:

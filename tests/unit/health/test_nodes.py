@@ -1,5 +1,9 @@
 """Strikes, failing checks, and checks that are to blame themselves."""
 
+import itertools
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 from msgspec.structs import replace
 
@@ -77,12 +81,78 @@ def test_a_loss_and_the_incident_that_it_opened_are_one_strike() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "strikes"), [("cut_off", 0), ("restarted", 1), ("paused", 1), ("", 1)]
+    ("how", "strikes"), [("cut_off", 0), ("restarted", 1), ("paused", 0), ("", 1)]
 )
-def test_a_node_that_was_only_not_heard_has_no_strike(how: str, strikes: int) -> None:
+@pytest.mark.parametrize("round", [2, None])
+def test_a_node_that_was_only_not_heard_has_no_strike(
+    how: str, strikes: int, round: int | None
+) -> None:
+    """Also if its incident is judged and closed after it came back."""
     world = Nodes()
-    world.returned(world.lost("n1"), "n1", how)
+    loss = world.lost("n1", round=round)
+    world.returned(loss, "n1", how)
     assert world.strikes("n1") == strikes
+    closed = {"trigger": "node_lost", "node": "n1", "trigger_fact": loss.id, "round": round}
+    world.closed("incident-1", **closed)
+    assert world.strikes("n1") == strikes
+    if round is not None:
+        world.verdict("incident-1", "n1", cause="host", round=round)
+        assert world.strikes("n1") == strikes
+
+
+def _reports(world: Nodes) -> list[Callable[[], object]]:
+    """All that is said of one node that was lost in round 2."""
+    closed = {"trigger": "node_lost", "node": "n1", "round": 2}
+    return [
+        lambda: world.lost("n1", round=2),
+        lambda: world.closed("incident-1", **closed),
+        lambda: world.verdict("incident-1", "n1", cause="host", round=2),
+        lambda: world.verdict("incident-1", "n1", cause="host", revision=1, round=2),
+    ]
+
+
+def test_one_loss_is_one_strike_whoever_reports_it_and_when() -> None:
+    for order in itertools.permutations(range(4)):
+        world = Nodes()
+        reports = _reports(world)
+        for index in order:
+            reports[index]()
+            world.judge()
+            assert world.strikes("n1") == 1
+        world.lost("n1", round=3)
+        assert world.strikes("n1") == 2, "another round is another event"
+
+
+def test_an_overloaded_host_has_no_strike_but_for_a_broken_gpu() -> None:
+    for order in itertools.permutations(range(5)):
+        world = Nodes()
+        reports: list[Callable[[], object]] = [*_reports(world)]
+        reports.append(partial(world.lost, "n1", round=2, overload="9 tasks"))
+        for index in order:
+            reports[index]()
+            world.judge()
+        assert world.strikes("n1") == 0
+        world.verdict("incident-1", "n1", cause="gpu", revision=2, round=2)
+        assert world.strikes("n1") == 1
+
+
+def test_a_verdict_that_blames_no_node_takes_back_the_strike() -> None:
+    for order in itertools.permutations(range(3)):
+        world = Nodes()
+        reports = _reports(world)[:2]
+        reports.append(partial(world.verdict, "i", cause="user_code", round=2))
+        for index in order:
+            reports[index]()
+            world.judge()
+        assert world.strikes("n1") == 0
+
+
+def test_a_loss_in_the_round_after_the_incident_began_is_one_strike_with_it() -> None:
+    world = Nodes()
+    loss = world.lost("n1", round=3)
+    world.verdict("incident-1", "n1", cause="host", round=2)
+    world.closed("incident-1", trigger="node_lost", node="n1", trigger_fact=loss.id, round=2)
+    assert world.strikes("n1") == 1
 
 
 @pytest.mark.parametrize(

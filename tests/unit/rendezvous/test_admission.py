@@ -210,6 +210,9 @@ def test_a_stall_is_left_alone_under_the_brake_and_a_death_is_not() -> None:
     assert [fact.mode for fact in world.of(ActionDecided)] == ["observe"]
     world.report("n0", "rank_exited", exit_code=1)
     assert world.doc.phase == "ending"
+    world.back("n0")
+    world.tick(1)
+    assert (world.doc.round, world.doc.phase) == (2, "forming")
 
 
 def test_a_spent_budget_ends_the_job_with_1_and_says_so() -> None:

@@ -403,6 +403,21 @@ def test_an_elastic_round_starts_with_fewer_shrinks_and_grows_at_the_next_round(
     assert world.of(RoundFormed)[-1].cause == "grow"
 
 
+@pytest.mark.parametrize(
+    "control", [JobControl(is_braked=True), JobControl(modes={"restart": "observe"})]
+)
+def test_the_brake_keeps_a_round_that_could_be_larger(control: JobControl) -> None:
+    world = World(spec(1, nodes_max=2), grow_after_s=5, elastic_wait_s=0).started("n0")
+    world.control = control
+    world.join("n1")
+    world.tick(6)
+    assert world.doc.phase == "running"
+    world.control = JobControl()
+    world.tick(1)
+    world.tick(5)
+    assert world.doc.phase == "ending"
+
+
 def test_a_world_in_units_never_has_half_of_one() -> None:
     world = World(spec(2, nodes_max=6, slots_per_unit=2), elastic_wait_s=5)
     world.join(*names(5))

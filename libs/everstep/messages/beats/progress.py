@@ -121,6 +121,11 @@ class NodeBeat(Message, frozen=True, kw_only=True, tag="node_beat.v1"):
     """Nodes whose wardens have just answered this agent, which was asked to find out."""
     cpu_ratio: float | None = None
     """How busy the node's processors are, 0 to 1."""
+    load_ratio: float = 0.0
+    """How many tasks run or wait to run, for each processor of the host: the mean of the last ten
+    beats; 0 if it is not known."""
+    late_s: float = 0.0
+    """How much later than due the agent sent one of its last ten beats, at most."""
     memory_free_bytes: Int | None = None
     """Main memory that is available."""
     arena_bytes: Int | None = None

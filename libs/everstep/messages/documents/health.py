@@ -84,6 +84,9 @@ class Strike(Part, frozen=True, kw_only=True):
     """The check that failed, if the strike is about a check."""
     revision: Count = 0
     """The revision of the verdict, if the strike is from a verdict."""
+    event: str = ""
+    """What the strike is about, as `JOB ROUND`: a node has one strike for it. Empty if the strike
+    rests on more than the node's silence."""
 
 
 class FailingCheck(Part, frozen=True, kw_only=True):
@@ -141,6 +144,8 @@ class NodeRecord(Part, frozen=True, kw_only=True):
     """The checks that have run on the node."""
     checked_at: Time | None = None
     """When the node was examined last."""
+    is_unclear: bool = False
+    """None of the checks of that examination had a clear result."""
     failing: tuple[FailingCheck, ...] = ()
     """The checks that fail on the node."""
     strikes: tuple[Strike, ...] = ()
@@ -180,3 +185,6 @@ class NodesDocument(DocumentBody, frozen=True, kw_only=True, tag="nodes_document
     """When an operator closed the breaker: earlier exclusions no longer count."""
     outbox: tuple[str, ...] = ()
     """Facts that are decided and may not be recorded yet, as JSON."""
+    settled: tuple[str, ...] = ()
+    """The last events that a verdict has explained, as `JOB ROUND`, or in which the silence of a
+    node is excused, as `JOB ROUND NODE`."""

@@ -71,6 +71,9 @@ class NodeLost(Fact, frozen=True, kw_only=True, tag="node_lost.v1"):
     """The scheduler, or the node's host, confirms the loss."""
     is_replaced: bool = False
     """A newer round had formed without the node; an incident of the node's round tells why."""
+    overload: str = ""
+    """Why the silence tells little of the node: its processors were overloaded, or health itself
+    was blind. Empty if neither is known."""
 
 
 class NodeReturned(Fact, frozen=True, kw_only=True, tag="node_returned.v1"):
@@ -87,6 +90,8 @@ class NodeReturned(Fact, frozen=True, kw_only=True, tag="node_returned.v1"):
     how: Name = ""
     """`restarted` (another agent), `paused` (the node sent nothing) or `cut_off` (it was not
     heard)."""
+    lost_round: Count | None = None
+    """The round in which the node was lost, if it took part in one."""
 
 
 class NodeSuspected(Fact, frozen=True, kw_only=True, tag="node_suspected.v1"):

@@ -2,14 +2,19 @@
 
 import asyncio
 import logging
+import os
 import socket
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
 
 from everstep import subjects
 from everstep.bus.facts.recorder import Recorder
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
-from everstep.messages import BeatNow, WardenPlace
+from everstep.messages import BeatNow, NodeBeat, WardenPlace
 from everstep_services.agent.core.actions import Action
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.probes.periodic.probes import PeriodicProbes
@@ -25,6 +30,35 @@ _WARDENS_MOST = 64
 _WARDEN_WITHIN_S = 0.5
 _ASK_AGAIN_S = 0.15
 _ANSWER_BYTES = 64
+_LOOKS = 10
+
+
+class HostLoad:
+    """How overloaded the host is, by the last ten beats."""
+
+    def __init__(self, stat: Path = Path("/proc/stat")) -> None:
+        self._stat = stat
+        self._tasks: deque[float] = deque(maxlen=_LOOKS)
+        self._late_s: deque[float] = deque(maxlen=_LOOKS)
+        self._looked_at: float | None = None
+
+    def look(self, now: float) -> None:
+        """Look at the host; a beat is due."""
+        if self._looked_at is not None:
+            self._late_s.append(max(0.0, now - self._looked_at - _BEAT_EVERY_S))
+        self._looked_at = now
+        try:
+            running = self._stat.read_text().partition("procs_running ")[2].split()
+            # This process runs, too.
+            self._tasks.append((int(running[0]) - 1) / (os.cpu_count() or 1))
+        except (OSError, ValueError, IndexError):
+            self._tasks.clear()
+
+    def with_load(self, beat: NodeBeat) -> NodeBeat:
+        """The beat with what is known."""
+        mean = sum(self._tasks) / len(self._tasks) if self._tasks else 0.0
+        late_s = max(self._late_s, default=0.0)
+        return replace(beat, load_ratio=round(mean, 2), late_s=round(late_s, 3))
 
 
 class BeatSender:
@@ -54,17 +88,19 @@ class BeatSender:
         self._door = door
         self._do = do
         self._idleness = Idleness(clock)
+        self._load = HostLoad()
 
     def send(self, alive: tuple[str, ...] = ()) -> None:
         """Send a beat now; `alive` are other nodes whose wardens live."""
         is_cut_off = not self._bus.connected
         beat = self._progress.beat(cut_off=is_cut_off, door=self._door(), alive=alive)
-        beat = self._probes.with_probes(beat)
+        beat = self._load.with_load(self._probes.with_probes(beat))
         self._bus.send(subjects.beat(self._plan.job, self._plan.node), beat)
 
     async def beat_for_ever(self) -> None:
         """Send a beat and the progress of the ranks, and look whether they are idle."""
         while True:
+            self._load.look(self._clock.now())
             self.send()
             self._recorder.keep(*self._progress.facts())
             if self._agent.last_ranks:

@@ -96,7 +96,7 @@ def _brake(control: Record) -> str:
         if control["braked_by"]
         else ""
     )
-    return f"the brake is on{by}: everything only observes"
+    return f"the brake is on{by}: only what failed is restarted"
 
 
 def _switches(control: Record) -> Iterator[tuple[str, str]]:

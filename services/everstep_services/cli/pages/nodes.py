@@ -60,7 +60,7 @@ def node_page(node: Record) -> Iterator[str]:
 def check_lines(check: Record) -> Iterator[str]:
     """The results of a node's examination, the worst first."""
     names = ", ".join(map(cell, check["checks"] or ())) or "nothing"
-    verdict = "healthy" if check["is_healthy"] else "not healthy"
+    verdict = {True: "healthy", False: "not healthy"}.get(check["is_healthy"], "not known")
     when, took = moment(check["at"]), span(check["took_s"])
     occasion = cell(check["occasion"])
     if check["occasion"] == "probe":

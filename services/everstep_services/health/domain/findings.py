@@ -11,6 +11,11 @@ from everstep.messages import NodeBeat
 
 ReturnCause = Literal["restarted", "paused", "cut_off"]
 """Why a node was silent, in the words of `node_returned`."""
+_TASKS_PER_CPU = 3.0
+_LATE_S = 0.5
+"""From these on, the processors of a node count as overloaded."""
+_BLIND_S = 0.1
+"""A shorter blindness of health explains no silence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,18 @@ class NodeLoss:
     reason: str
     is_replaced: bool = False
     """A newer round has formed without the node."""
+
+    @property
+    def overload(self) -> str:
+        """Why the silence tells little of the node; empty if nothing is known."""
+        beat, reasons = self.beat, []
+        if beat.load_ratio >= _TASKS_PER_CPU:
+            reasons.append(f"{beat.load_ratio:.1f} tasks for each processor of {beat.node}")
+        if beat.late_s >= _LATE_S:
+            reasons.append(f"{beat.node} had sent beats up to {beat.late_s:.1f} s late")
+        if self.blind_s >= _BLIND_S:
+            reasons.append(f"health was blind for {self.blind_s:.1f} s")
+        return "; ".join(reasons)
 
     @property
     def last_step(self) -> int | None:
@@ -45,6 +62,8 @@ class NodeReturn:
     loss: str
     """The id of the loss that is over."""
     how: ReturnCause
+    lost_round: int | None
+    """The round in which the node was lost."""
 
 
 Finding = NodeLoss | NodeReturn
@@ -57,7 +76,7 @@ def loss_of(
     state = f"its last beat: {beat.state}"
     if beat.round is not None:
         state += f", round {beat.round}" + ("" if beat.slot is None else f", slot {beat.slot}")
-    blind = f", without {blind_s:.1f} s in which health was blind" if blind_s >= 0.1 else ""
+    blind = f", without {blind_s:.1f} s in which health was blind" if blind_s >= _BLIND_S else ""
     # All observers hear the last beat, so their ids agree. Its time is part of the id, because an
     # agent that is started again counts its beats from the start.
     return NodeLoss(
@@ -83,5 +102,11 @@ def return_of(loss: str, last: NodeBeat, beat: NodeBeat, away_s: float) -> NodeR
     else:
         how, reason = "cut_off", f"its agent ran on: {missed} beats did not get here"
     return NodeReturn(
-        id=id_from("returned", loss), beat=beat, away_s=away_s, reason=reason, loss=loss, how=how
+        id=id_from("returned", loss),
+        beat=beat,
+        away_s=away_s,
+        reason=reason,
+        loss=loss,
+        how=how,
+        lost_round=last.round,
     )

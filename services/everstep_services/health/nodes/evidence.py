@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from everstep.incident_causes import meaning_of
 from everstep.messages import (
     ActionDecided,
@@ -31,6 +33,8 @@ SLOW_CAUSES = frozenset({"host", "device", "network"})
 _FAILED = "failed"
 _PASSED = frozenset({"ok", "warning", "unsupported"})
 _SURE = 0.5
+_UNHARMED = frozenset({"cut_off", "paused"})
+"""The ways in which a lost node returns that show that nothing was wrong with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +44,17 @@ class NodeEvidence:
     strikes: Mapping[str, Strike]
     """By node."""
     replaces: tuple[str, ...] = ()
-    """The keys of strikes to take back, from every node."""
+    """The keys, or the facts, of strikes to take back, from every node."""
     revision: int = 0
     """Strikes of a later revision stay."""
+    event: str = ""
+    """What the evidence is about: a node has one strike for it, however many report it."""
+    excuses: str = ""
+    """The node whose silence in this event is not a strike, or no longer."""
+    is_verdict: bool = False
+    """It explains the event: reports of lost nodes that come later are not strikes."""
+    is_sure: bool = False
+    """It rests on more than silence, so that nothing excuses the node."""
 
 
 def evidence_in(fact: Fact, now: Time) -> NodeEvidence | None:
@@ -117,42 +129,55 @@ def described(results: Iterable[CheckResult]) -> str:
     return "; ".join(texts)
 
 
+def _event(job: str, round: int | None, otherwise: str) -> str:
+    """What ended this round: one event, however many report it."""
+    return otherwise if round is None else f"{job} {round}"
+
+
 def _lost(fact: NodeLost, at: Time) -> NodeEvidence | None:
+    key = _event(fact.job, fact.round, fact.id)
+    if fact.overload:  # the silence tells nothing of the node
+        return NodeEvidence({}, event=key, excuses=fact.node)
     if fact.is_replaced:  # the strike is that of the incident
         return None
-    strike = Strike(key=fact.id, at=at, fact=fact.id, reason=f"lost by {fact.job}: {fact.reason}")
-    return NodeEvidence({fact.node: strike})
+    strike = _strike(fact, key, at, f"lost by {fact.job}: {fact.reason}")
+    return NodeEvidence({fact.node: strike}, event=key)
 
 
 def _returned(fact: NodeReturned, _: Time) -> NodeEvidence | None:
-    """A node that was only cut off has not failed: take the strike of its loss back."""
-    return NodeEvidence({}, replaces=(fact.loss,)) if fact.how == "cut_off" and fact.loss else None
+    """A node that was cut off or paused, and is back, has not failed."""
+    if fact.how not in _UNHARMED or not fact.loss:
+        return None
+    key = _event(fact.job, fact.lost_round, fact.loss)
+    return NodeEvidence({}, event=key, excuses=fact.node)
 
 
 def _closed(fact: IncidentClosed, at: Time) -> NodeEvidence | None:
-    key = fact.trigger_fact or fact.incident
+    key = _event(fact.job, fact.round, fact.trigger_fact or fact.incident)
+    loss = () if fact.trigger_fact is None else (fact.trigger_fact,)
     if fact.verdict is not None or fact.outcome == "preempted":
-        return NodeEvidence({}, replaces=(key,))  # the verdict names the cause
+        return NodeEvidence({}, replaces=(key, *loss), event=key, is_verdict=True)
     if "node" not in meaning_of(fact.trigger).fault or fact.node is None:
         return None
     event = "failed a check in" if fact.trigger == "check_failed" else "lost by"
-    strike = Strike(key=key, at=at, fact=fact.id, reason=f"{event} {fact.job}: {fact.cause}")
-    return NodeEvidence({fact.node: strike}, replaces=(key,))
+    strike = _strike(fact, key, at, f"{event} {fact.job}: {fact.cause}")
+    is_sure = fact.trigger == "check_failed"
+    return NodeEvidence({fact.node: strike}, replaces=loss, event=key, is_sure=is_sure)
 
 
 def _judged(fact: VerdictReached, at: Time) -> NodeEvidence:
+    event = _event(fact.job, fact.round, fact.incident)
     is_fault = fact.cause in HARDWARE_CAUSES and fact.confidence >= _SURE
-    strikes = {
-        node: Strike(
-            key=fact.incident,
-            at=at,
-            fact=fact.id,
-            reason=f"{fact.cause} in {fact.job}: {fact.reason}",
-            revision=fact.revision,
-        )
-        for node in (fact.culprit_nodes if is_fault else ())
-    }
-    return NodeEvidence(strikes, replaces=(fact.incident,), revision=fact.revision)
+    strike = _strike(fact, fact.incident, at, f"{fact.cause} in {fact.job}: {fact.reason}")
+    strike = replace(strike, revision=fact.revision)
+    return NodeEvidence(
+        dict.fromkeys(fact.culprit_nodes if is_fault else (), strike),
+        replaces=(fact.incident,) if is_fault else (fact.incident, event),
+        revision=fact.revision,
+        event=event,
+        is_verdict=True,
+        is_sure=fact.cause == "gpu" or fact.is_corrected,
+    )
 
 
 def _slow(fact: StragglerFound, at: Time) -> NodeEvidence | None:
@@ -160,13 +185,13 @@ def _slow(fact: StragglerFound, at: Time) -> NodeEvidence | None:
     is_sure = fact.confidence is None or fact.confidence >= _SURE
     if fact.cause not in SLOW_CAUSES or not is_sure:
         return None
-    strike = Strike(
-        key=f"slow {fact.job} {fact.node}",
-        at=at,
-        fact=fact.id,
-        reason=f"rank {fact.rank} of {fact.job} is slow ({fact.cause}): {fact.reason}",
-    )
+    reason = f"rank {fact.rank} of {fact.job} is slow ({fact.cause}): {fact.reason}"
+    strike = _strike(fact, f"slow {fact.job} {fact.node}", at, reason)
     return NodeEvidence({fact.node: strike})
+
+
+def _strike(fact: Fact, key: str, at: Time, reason: str) -> Strike:
+    return Strike(key=key, at=at, fact=fact.id, reason=reason)
 
 
 _WEIGHED: Mapping[type[Fact], Callable[[Any, Time], NodeEvidence | None]] = {

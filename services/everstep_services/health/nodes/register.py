@@ -31,6 +31,7 @@ from everstep.messages.base import Time
 from everstep.messages.facts.stamp import FactStamp
 from everstep.subjects import CLUSTER
 from everstep_services.health.nodes.evidence import (
+    NodeEvidence,
     confirmed,
     described,
     evidence_in,
@@ -44,6 +45,8 @@ SuspicionCause = Literal["", "probe", "check", "incidents"]
 """What makes a node suspect, in the words of `node_suspected`; empty for nothing."""
 _STRIKES_MOST = 50
 _CONFIRMED_MOST = 20
+_SETTLED_MOST = 1000
+_ANY_REVISION = 1 << 30
 _REASON_MOST = 500
 _NODES_MOST = 20_000
 """The document must fit into one message. Nodes beyond this number are not remembered."""
@@ -69,6 +72,7 @@ class NodeRegister:
         self.distrusted = set(document.distrusted)
         self.opened_at = document.breaker_opened_at
         self.closed_at = document.breaker_closed_at
+        self.settled = document.settled
         self.facts: list[Fact] = []
         """The facts that were decided since the register was made."""
         self.is_changed = False
@@ -82,6 +86,7 @@ class NodeRegister:
             distrusted=tuple(sorted(self.distrusted)),
             breaker_opened_at=self.opened_at,
             breaker_closed_at=self.closed_at,
+            settled=self.settled,
             outbox=outbox,
         )
 
@@ -112,12 +117,8 @@ class NodeRegister:
                 self._confirm(node, failure)
             return
         evidence = evidence_in(fact, now.wall)
-        if evidence is None:
-            return
-        kept = self._take_back(evidence.replaces, evidence.revision)
-        for node, strike in evidence.strikes.items():
-            if strike.key not in kept:
-                self._strike(node, strike)
+        if evidence is not None:
+            self._weigh(evidence)
 
     def judge(self, now: FactStamp) -> None:
         """Forget old evidence, and suspect the nodes with too much of it."""
@@ -169,11 +170,36 @@ class NodeRegister:
         strikes = (*record.strikes, strike)[-_STRIKES_MOST:]
         self.put(replace(record, strikes=strikes, is_undecided=True))
 
-    def _take_back(self, keys: tuple[str, ...], revision: int) -> set[str]:
-        """Drop the strikes with these keys; return the keys that a later verdict keeps."""
+    def _weigh(self, evidence: NodeEvidence) -> None:
+        kept = self._take_back(evidence.replaces, evidence.revision)
+        event, is_over = evidence.event, evidence.event in self.settled
+        if evidence.is_verdict:
+            self._settle(event)
+        if evidence.excuses:
+            self._settle(f"{event} {evidence.excuses}")
+            self._take_back((event,), _ANY_REVISION, evidence.excuses)
+        for node, strike in evidence.strikes.items():
+            is_excused = f"{event} {node}" in self.settled and not evidence.is_sure
+            if strike.key in kept or is_excused or (is_over and not evidence.is_verdict):
+                continue
+            if event:
+                self._take_back((event,), evidence.revision, node)
+            self._strike(node, strike if evidence.is_sure else replace(strike, event=event))
+
+    def _settle(self, event: str) -> None:
+        if event not in self.settled:
+            self.settled = (*self.settled, event)[-_SETTLED_MOST:]
+            self.is_changed = True
+
+    def _take_back(self, keys: tuple[str, ...], revision: int, node: str = "") -> set[str]:
+        """Drop the strikes with these keys, facts or events, of one node or of all.
+
+        Return the keys that a later verdict keeps.
+        """
         kept: set[str] = set()
-        for record in list(self.nodes.values()) if keys else ():
-            with_key = [strike for strike in record.strikes if strike.key in keys]
+        records = [self.record(node)] if node else list(self.nodes.values())
+        for record in records if keys else ():
+            with_key = [s for s in record.strikes if {s.key, s.fact, s.event} & {*keys}]
             kept |= {strike.key for strike in with_key if strike.revision > revision}
             gone = [strike for strike in with_key if strike.key not in kept]
             if gone:
@@ -206,6 +232,8 @@ class NodeRegister:
             replace(
                 record,
                 checks=_checks_of(record, fact),
+                is_unclear=not conclusive
+                and (record.is_unclear if fact.occasion == "probe" else bool(fact.checks)),
                 checked_at=at,
                 failing=tuple(failing),
                 confirmed=tuple(
@@ -400,6 +428,8 @@ def _standing(
     reason = "health knows nothing of it" if silence is None else ""
     if silence is not None or record.checked_at is not None:
         state, reason = "healthy", ""
+    if record.is_unclear:
+        state, reason = "unknown", "none of its checks had a result"
     if record.suspicion:
         state, reason = "suspect", record.reason
     if silence is not None and silence[1]:

@@ -192,7 +192,7 @@ ACTIONS: Mapping[str, PageAction] = {
         _AT_STEP, partial(_checkpoint, "verify"), _tier, back="checkpoints",
     ),
     "brake": PageAction(
-        "Pull the brake", "Automatic actions are only recorded, not carried out.",
+        "Pull the brake", "Everstep only restarts rounds that failed; the rest is only recorded.",
         _IN_JOB, lambda _form: "brake", partial(_brake, is_on=True), is_drastic=True,
         back="control",
     ),

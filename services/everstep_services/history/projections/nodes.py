@@ -115,12 +115,15 @@ def _node_cleared(changes: Changes, entry: LoggedFact, fact: NodeCleared) -> Non
 def _node_checked(changes: Changes, entry: LoggedFact, fact: NodeCheckFinished) -> None:
     failed = [result for result in fact.results if result.state == "failed"]
     reasons = "; ".join(f"{result.check}: {result.reason}" for result in failed)
+    vague = {result.check for result in fact.results if result.state == "unknown"}
+    is_clear = fact.occasion == "probe" or not vague.issuperset(fact.checks or ("",))
+    is_healthy = fact.is_healthy if is_clear else None
     update_node(
         changes,
         entry,
         fact.node,
         health_n=entry.n,
-        is_healthy=fact.is_healthy,
+        is_healthy=is_healthy,
         health_us=to_us(fact.at),
         health_reason=reasons or None,
     )
@@ -132,7 +135,7 @@ def _node_checked(changes: Changes, entry: LoggedFact, fact: NodeCheckFinished) 
         job=fact.job,
         at_us=to_us(fact.at),
         occasion=fact.occasion,
-        is_healthy=fact.is_healthy,
+        is_healthy=is_healthy,
         took_s=fact.took_s,
         checks=compact(fact.checks),
         results=parts(fact.results),

@@ -186,6 +186,8 @@ def _grow(batch: Batch) -> None:
     doc, after_s = batch.state.doc, batch.settings.grow_after_s
     if after_s is None or doc.slots >= doc.spec.nodes_max or not doc.has_stepped:
         return
+    if not batch.control.enforces("restart", otherwise=True):  # all ranks of this round live
+        return
     stay = [candidate_of(seat) for seat in batch.state.seats if seat.stage != "gone"]
     size = largest_size(stay, world_of(batch))
     if size <= doc.slots:

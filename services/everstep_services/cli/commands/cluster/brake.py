@@ -1,4 +1,4 @@
-"""Pull the brake: everything that restarts, stops or excludes only observes."""
+"""Pull the brake: Everstep ends, stops, excludes and deletes nothing that works."""
 
 import click
 
@@ -11,7 +11,7 @@ _job = click.option("--job", help="Only for this job; by default for all jobs.")
 
 @click.group()
 def command() -> None:
-    """Pull the brake: automatic actions are only recorded, not carried out."""
+    """Pull the brake: Everstep only restarts what failed; all other actions are only recorded."""
 
 
 @command.command()
@@ -19,7 +19,11 @@ def command() -> None:
 @with_reason
 @click.pass_obj
 def on(invocation: Invocation, *, job: str | None, reason: str) -> None:
-    """Pull the brake: every actuator only records what it would do."""
+    """Pull the brake: no round ends in which all ranks live; nothing is stopped or excluded.
+
+    Everstep records what it would do. A round that has failed, because a rank exited or a node was
+    lost, is still restarted within the job's budget: that harms no training that runs.
+    """
     _set(invocation, "on", job, reason)
 
 

@@ -104,7 +104,10 @@ class Switches(Answer):
     """What was switched at run time, for all jobs or for one."""
 
     job: str | None = Field(description="The job; null for the switches of all jobs.")
-    is_braked: bool = Field(description="The brake is on: every actuator only observes.")
+    is_braked: bool = Field(
+        description="The brake is on: Everstep ends no round in which all ranks live, and stops, "
+        "excludes and deletes nothing; rounds that failed are still restarted."
+    )
     braked_by: str | None = Field(description="Who pulled the brake; null while it is off.")
     brake_reason: str | None = Field(description="Why the brake was pulled.")
     modes: dict[str, str] = Field(

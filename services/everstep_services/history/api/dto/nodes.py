@@ -45,7 +45,9 @@ class Node(Answer):
     nvlink_domain: str | None = Field(
         description="The NVLink domain of its GPUs, named by their ClusterUUID; null for none."
     )
-    is_healthy: bool | None = Field(description="By its last check; null when never checked.")
+    is_healthy: bool | None = Field(
+        description="By its last checks; null if it was never checked, or no check had a result."
+    )
     health_at: datetime | None
     health_reason: str | None
     strikes: int | None = Field(
@@ -128,7 +130,7 @@ class Examination(Answer):
         description="`join`, `periodic`, `prolog`, `incident`, `operator`, or `probe`: a check "
         "that runs in short intervals has failed, still fails, or passes again."
     )
-    is_healthy: bool
+    is_healthy: bool | None = Field(description="Null if no check had a result.")
     took_s: float
     checks: list[str] | None = Field(description="The names of all checks that ran.")
     results: list[CheckOut] | None = Field(

@@ -257,7 +257,7 @@ class CorrectionWanted(RequestBody):
 
 
 class BrakeWanted(RequestBody):
-    """The brake, with which every actuator only observes."""
+    """The brake: with it, Everstep only restarts rounds that have failed."""
 
     is_on: bool = Field(description="True pulls the brake, false releases it.")
     job: str | None = Field(None, pattern=NAME, description="The job; null for all jobs.")

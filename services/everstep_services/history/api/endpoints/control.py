@@ -91,7 +91,11 @@ async def change_control(context: Ctx, by: Operator, wanted: ControlWanted) -> D
 
 @router.post("/brake", summary="Pull the brake", status_code=202, responses=responses(404, 409))
 async def set_brake(context: Ctx, by: Operator, wanted: BrakeWanted) -> Decided:
-    """With the brake on, every actuator only observes: it records what it would do."""
+    """With the brake on, Everstep harms no training that runs.
+
+    It ends no round in which all ranks live, and stops, excludes and deletes nothing: it records
+    what it would do. A round that has failed is still restarted, within the job's budget.
+    """
     changes = {"brake": "on" if wanted.is_on else "off"}
     told = ControlWanted(changes=changes, job=wanted.job, reason=wanted.reason, user=wanted.user)
     return await do(context, by, "control", wanted.job, told)

@@ -142,7 +142,7 @@ def _of_control(control: Mapping[str, Any] | None) -> Iterator[Concern]:
         if not switches["is_braked"]:
             continue
         about = f"job {switches['job']}" if switches["job"] else "every job"
-        text = f"The brake is on for {about}: Everstep only observes"
+        text = f"The brake is on for {about}: Everstep only restarts what failed"
         by = f"{switches['braked_by'] or 'somebody'}: {switches['brake_reason'] or 'no reason'}"
         yield Concern("warn", "brake", text, "/control", None, by)
     if control["breaker_opened_at"]:
