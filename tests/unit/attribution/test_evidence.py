@@ -4,12 +4,13 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from everstep.archive import ArchiveMember, pack, unpack
-from everstep.messages import Stall
+from everstep.messages import RankEnd, Stall
 from everstep_services.attribution.analyzers import nvrx
 from everstep_services.attribution.analyzers.runner import BUILT_IN, AnalyzerRunner
 from everstep_services.attribution.domain.combiner import combine
@@ -284,6 +285,50 @@ async def test_a_crash_in_the_kernels_log_may_be_of_another_job() -> None:
     found = await judged(case(ends=(lost_peer(0), crashed)), {"kernel_log": SEGFAULT})
     assert (found.kind, found.ranks) == ("segfault", (3,))
     assert "another process" not in found.reason
+
+
+def by_signal(rank: int, name: str, pid: int, **more: Any) -> RankEnd:
+    return end(rank, how="signal", exit_code=None, signal=name, pid=pid, **more)
+
+
+@pytest.mark.parametrize(
+    ("ends", "kind", "ranks"),
+    [
+        # the same process
+        ((by_signal(3, "SIGSEGV", 5547, is_pid_of_host=True), lost_peer(0)), "segfault", (3,)),
+        ((by_signal(3, "SIGSEGV", 5547), by_signal(2, "SIGSEGV", 9)), "segfault", (2, 3)),
+        # another process: what ended the rank remains as it is
+        ((by_signal(3, "SIGBUS", 5547), lost_peer(0)), "bus_error", (3,)),
+        ((by_signal(3, "SIGBUS", 5, is_pid_of_host=True), lost_peer(0)), "bus_error", (3,)),
+        ((by_signal(3, "SIGKILL", 5, is_pid_of_host=True), lost_peer(0)), "killed", (3,)),
+        ((by_signal(0, "SIGSEGV", 5547), lost_peer(2)), "segfault", (0,)),  # of another node
+    ],
+)
+async def test_a_crash_in_the_kernels_log_is_a_ranks_only_by_node_process_and_signal(
+    ends: tuple[RankEnd, ...], kind: str, ranks: tuple[int, ...]
+) -> None:
+    found = await judged(case(ends=ends), {"kernel_log": SEGFAULT})
+    assert (found.kind, found.ranks) == (kind, ranks)
+    own = [claim for claim, weight in found.evidence if claim.analyzer == "logs" and weight > 0.5]
+    assert bool(own) == (ends[0].signal == "SIGSEGV" and ends[0].node == "n1")
+
+
+@pytest.mark.parametrize(
+    "line", ["Out of memory: Killed process 900 (java)", "oom-kill:task=java,pid=900,uid=0"]
+)
+async def test_a_process_that_the_kernel_killed_for_memory_may_be_of_somebody_else(
+    line: str,
+) -> None:
+    kernel = {"kernel_log": f"[ 2531.7] {line}\n".encode()}
+    rank = by_signal(3, "SIGKILL", 71, is_pid_of_host=True)
+    found = await judged(case(ends=(lost_peer(0), rank)), kernel)
+    assert (found.cause, found.kind, found.ranks) == ("unknown", "killed", (3,))
+    own = await judged(case(ends=(lost_peer(0), replace(rank, pid=900))), kernel)
+    assert (own.cause, own.kind, own.ranks) == ("host", "host_oom", (3,))
+    # Its control group counts kills of any kind, and has counted none: the line is a hint.
+    contained = await judged(case(ends=(lost_peer(0), replace(rank, is_pid_of_host=False))), kernel)
+    assert (contained.cause, [other.cause for other in contained.others]) == ("unknown", ["host"])
+    assert contained.others[0].confidence > found.others[0].confidence
 
 
 async def test_logs_name_the_rank_where_its_end_says_nothing() -> None:

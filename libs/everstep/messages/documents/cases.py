@@ -50,6 +50,8 @@ class RankEnd(Part, frozen=True, kw_only=True):
     """The kernel wrote a core file."""
     pid: Count = 0
     """The process id of the rank on its node; 0 if unknown."""
+    is_pid_of_host: bool = False
+    """The kernel's log has the same id for the process."""
 
 
 class Stall(Part, frozen=True, kw_only=True):

@@ -84,6 +84,9 @@ class RankExited(RankFact, frozen=True, kw_only=True, tag="rank_exited.v1"):
     """The innermost section in which the rank was."""
     incident: Name | None = None
     """The incident that the exit belongs to, where the agent knows it."""
+    is_pid_of_host: bool = False
+    """The kernel's log has the same id for the process: the agent is not in a container with its
+    own process ids."""
 
 
 class RankStalled(RankFact, frozen=True, kw_only=True, tag="rank_stalled.v1"):

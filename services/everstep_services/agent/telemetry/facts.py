@@ -1,6 +1,8 @@
 """The facts that an agent records about its ranks and its node."""
 
 from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
 
 from everstep.clock import Clock
 from everstep.ids import new_id
@@ -42,6 +44,18 @@ from everstep_services.agent.stalls.judge import Moving, Stalled, WatchState
 from everstep_services.agent.stalls.process_state import ProcessState
 from everstep_services.agent.telemetry.step_figures import NO_FIGURES, StepFigures
 from trainer_sdk.wire import Injected
+
+_FIRST_NAMESPACE = 0xEFFFFFFC
+"""The kernel's number of the namespace of processes that it starts with."""
+
+
+@cache
+def _is_in_hosts_namespace() -> bool:
+    """Whether the kernel's log has the same ids for our processes as we have."""
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino == _FIRST_NAMESPACE
+    except OSError:
+        return False
 
 
 class AgentFacts:
@@ -86,6 +100,7 @@ class AgentFacts:
             core_dumped=ending.core_dumped,
             step=step,
             incident=incident,
+            is_pid_of_host=_is_in_hosts_namespace(),
         )
 
     def ranks_stopped(

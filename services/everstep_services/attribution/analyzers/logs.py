@@ -3,7 +3,7 @@
 import asyncio
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -26,13 +26,16 @@ _OF_GENERAL = 0.7
 """An exception of an unknown kind is mostly the script's; a claim with more knowledge must win."""
 _KERNEL = "kernel_log"
 _OF_PROCESSES: Mapping[str, frozenset[str]] = {
-    "segfault": frozenset({"SIGSEGV", "SIGBUS", "SIGABRT"}),
+    "segfault": frozenset({"SIGSEGV"}),
     "illegal_instruction": frozenset({"SIGILL"}),
     "host_oom": frozenset({"SIGKILL"}),
 }
 """Kinds of kernel lines about one process, and the signals that end such a process."""
 _OF_ANOTHER = 0.3
-"""The factor for such a line if no rank of its node ended in that way."""
+"""The factor for such a line if no rank of its node ended in that way, or another process did."""
+_OF_UNKNOWN_PROCESS = 0.75
+"""The factor if one rank of its node ended in that way, and its process has an unknown id there."""
+_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? (\d+)")
 _ECHO = "Fatal Python error: "
 _OF_BOTH = 0.97
 """The strength if a rank and the kernel of its node report the same device."""
@@ -68,8 +71,11 @@ async def _of(incident: Incident, *kinds: str) -> Sequence[Claim]:
     pieces = [piece for piece, _, _ in read]
     claims = _claims(report, pieces, is_kernel=is_kernel)
     if not is_kernel:
-        return [_without_echo(claim, incident.case) for claim in claims]
-    doubted = [_doubted(claim, incident.case) for claim in claims]
+        return [_without_echo(claim, incident.case) for claim, _ in claims]
+    doubted = [
+        _of_process(claim, pieces[failure.file].node, failure.pid, incident.case)
+        for claim, failure in claims
+    ]
     return [*doubted, *_of_devices(report, pieces, incident.case)]
 
 
@@ -106,16 +112,41 @@ def _is_of_device(end: RankEnd) -> bool:
     return _OF_DEVICE.search(f"{end.error_name}: {end.error_text} {end.first_error}") is not None
 
 
-def _doubted(claim: Claim, case: Case) -> Claim:
-    """Weaken a kernel's line about a process: the process may belong to somebody else."""
+def _of_process(claim: Claim, node: str, pid: str, case: Case) -> Claim:
+    """A kernel's line about a process, about the rank whose process it is; else weakened.
+
+    The line counts for a rank of that node that ended by such a signal: the rank with this process
+    id. In a container, the kernel's ids are not those of the ranks: then for the only such rank.
+    """
     signals = _OF_PROCESSES.get(claim.kind)
-    if signals is None or any(
-        end.signal in signals or end.how == "out_of_memory" or has_lost_worker(end)
-        for end in first_ends(case)
-    ):
+    if signals is None:
         return claim
-    says = f"{claim.says} (no rank ended in this way: it may have been another process)"
-    return replace(claim, strength=claim.strength * _OF_ANOTHER, says=says)
+    ends = [
+        end
+        for end in first_ends(case)
+        if end.node == node
+        and (end.signal in signals or end.how == "out_of_memory" or has_lost_worker(end))
+    ]
+    own = [end for end in ends if pid and pid in _pids(end)]
+    if own:
+        return replace(claim, ranks=(own[0].rank,))
+    is_foreign = bool(pid) and any(end.is_pid_of_host for end in ends)
+    if len(ends) == 1 and not is_foreign:
+        return replace(claim, ranks=(ends[0].rank,), strength=claim.strength * _OF_UNKNOWN_PROCESS)
+    why = f"process {pid} is not of a rank" if is_foreign else _doubt(len(ends))
+    return replace(claim, strength=claim.strength * _OF_ANOTHER, says=f"{claim.says} ({why})")
+
+
+def _pids(end: RankEnd) -> Collection[str]:
+    """The process of a rank, and of the worker that it has lost."""
+    text = f"{end.error_text} {end.first_error}"
+    return {str(end.pid or ""), *(_WORKER.findall(text) if has_lost_worker(end) else ())}
+
+
+def _doubt(ends: int) -> str:
+    if ends:
+        return f"{ends} ranks of this node ended in this way: it may have been any of them"
+    return "no rank of this node ended in this way: it may have been another process"
 
 
 def _without_echo(claim: Claim, case: Case) -> Claim:
@@ -141,18 +172,19 @@ def _report(
 
 def _claims(
     report: LogReport, pieces: Sequence[EvidencePiece], *, is_kernel: bool
-) -> Iterator[Claim]:
-    if report.cause is None:
+) -> Iterator[tuple[Claim, Failure]]:
+    cause = report.cause
+    if cause is None:
         return
     if report.verdict == "cause":
-        yield _claim(report.cause, report.confidence, report.culprits, pieces, is_kernel)
-    elif report.cause.role == "hint":
-        yield _claim(report.cause, report.confidence, (), pieces, is_kernel)
+        yield _claim(cause, report.confidence, report.culprits, pieces, is_kernel), cause
+    elif cause.role == "hint":
+        yield _claim(cause, report.confidence, (), pieces, is_kernel), cause
     for alternative in report.alternatives:
         if alternative.role == "root":
             strength = _ALTERNATIVE * report.confidence
             ranks = () if alternative.rank is None else (alternative.rank,)
-            yield _claim(alternative, strength, ranks, pieces, is_kernel)
+            yield _claim(alternative, strength, ranks, pieces, is_kernel), alternative
 
 
 def _claim(

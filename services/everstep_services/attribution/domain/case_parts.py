@@ -24,6 +24,7 @@ def rank_end(fact: RankExited, *, is_whole: bool) -> RankEnd:
         exit_code=fact.exit_code,
         signal=fact.signal,
         pid=fact.pid,
+        is_pid_of_host=fact.is_pid_of_host,
         error_name=error.name[:SHORT_MOST],
         error_text=error.text[:most],
         place=error.place[:SHORT_MOST],
