@@ -169,11 +169,15 @@ async def _primary(
     """The exit of a culprit, else the one that the first decision rests on or the first report.
 
     They differ when a later report, or the verdict, explained the others better. None if the
-    verdict names others than the rank of the first report, and none of them is known to have ended.
+    verdict names others than the rank of the first report, and none of them is known to have ended,
+    or if it names nobody.
     """
     table = tables.rank_exits
     here = (table.c.job == job, table.c.round == row["round"])
     culprits = json.loads(row["culprit_ranks"] or "[]")[:_FEW]
+    nobody = not culprits and not json.loads(row["culprit_nodes"] or "[]")
+    if nobody and row["verdict_fact"] and not row["is_inconclusive"]:
+        return None
     if culprits and row["rank"] not in culprits:
         of_culprits = select(table).where(*here, table.c.rank.in_(culprits))
         own = await _all(connection, of_culprits.order_by(table.c.n).limit(1))

@@ -18,7 +18,12 @@ def names_others(
     reported_rank: int | None,
     reported_node: str | None,
 ) -> bool:
-    """Whether the culprits of a verdict are not exactly those that the first report is about."""
+    """Whether the culprits of a verdict are not exactly those that the first report is about.
+
+    A verdict without culprits says that the reported rank or node is none.
+    """
+    if not ranks and not nodes:
+        return reported_rank is not None or reported_node is not None
     is_node_named = reported_node is not None and reported_node in nodes
     if not ranks:
         return bool(nodes) and not is_node_named
@@ -32,7 +37,7 @@ def culprit_sentence(
 ) -> str:
     """The reason of a verdict; the culprits come first where it does not name one of them."""
     texts = [str(rank) for rank in sorted(ranks)] or sorted(nodes)
-    if ranks and "every rank" in reason:
+    if not texts or (ranks and "every rank" in reason):
         return reason
     before = _BEFORE_RANK if ranks else _BEFORE_NODE
     if any(re.search(rf"{before}{re.escape(text)}(?![\w.-]*\w)", reason) for text in texts):

@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -399,3 +400,49 @@ async def test_an_error_in_a_worker_of_the_loader_is_told_in_its_own_words() -> 
     found = await judged(case(ends=(raised(1, "ValueError", text),)))
     told = "raised ValueError: sample 80 has a negative label (in a worker of its data loader)"
     assert told in found.reason
+
+
+async def test_two_nodes_that_are_lost_at_once_are_both_named() -> None:
+    signs = tuple(sign(node, "lost") for node in ("n1", "n2"))
+    of = replace(case(trigger="node_lost", node="n1"), nodes=signs)
+    found = await judged(of)
+    assert (found.cause, found.kind, found.nodes) == ("host", "node_lost", ("n1", "n2"))
+    assert "n1" in found.reason
+    assert "n2" in found.reason
+
+
+async def test_ranks_whose_warden_was_killed_are_told_as_that() -> None:
+    """Nobody saw their ends, and everybody knows why."""
+    gone: dict[str, Any] = {
+        "how": "unknown",
+        "exit_code": None,
+        "first_error": "the warden of this node has ended",
+    }
+    found = await judged(case(ends=(lost_peer(0), end(2, **gone), end(3, **gone))))
+    assert (found.cause, found.kind, found.ranks) == ("unknown", "unseen", (2, 3))
+    assert "the warden of this node has ended" in found.reason
+    assert not found.is_inconclusive
+
+
+async def test_a_failure_that_tells_little_is_the_same_only_in_its_job() -> None:
+    """Two scripts that exit with 1, or two kills, have nothing in common."""
+    names = {}
+    for kind, one in {
+        "code": end(3, exit_code=1),
+        "signal": end(3, how="signal", exit_code=None, signal="SIGKILL"),
+        "error": raised(3, "ValueError", "bad batch"),
+    }.items():
+        for job in ("a", "b"):
+            found = await judged(case(job=job, ends=(lost_peer(0), one)))
+            names[kind, job] = found.fingerprint
+    assert names["code", "a"] != names["code", "b"]
+    assert names["signal", "a"] != names["signal", "b"]
+    assert names["error", "a"] == names["error", "b"] != ""
+
+
+async def test_the_fingerprint_is_of_the_culprit() -> None:
+    """No victim's failure names the incident, also where it has the same cause."""
+    place = claim("network", 0.9, kind="connections_lost", fingerprint="", analyzer="ends")
+    victim = claim("network", 0.6, ranks=(0,), fingerprint="observed:RuntimeError", analyzer="logs")
+    verdict = combine(case(), [place, victim], ())
+    assert "RuntimeError" not in verdict.fingerprint

@@ -14,7 +14,8 @@ WHO = [
     ((), ("n2",), 0, "n1", True),
     ((), ("n1",), 0, "n1", False),
     ((), ("n1",), None, None, True),
-    ((), (), 0, "n1", False),  # the verdict names nobody
+    ((), (), 0, "n1", True),  # the verdict names nobody: the reported rank is a victim
+    ((), (), None, None, False),
 ]
 
 
@@ -40,6 +41,7 @@ SENTENCES = [
     ("ann says: the switch", (), ("n1",), "node n1: ann says: the switch"),
     ("n1: Xid 79", (), ("n1",), "n1: Xid 79"),
     ("n12: Xid 79", (), ("n1",), "node n1: n12: Xid 79"),
+    ("sizes differ", (), (), "sizes differ"),
     ("it was all", tuple(range(9)), (), "ranks 0, 1, 2, 3, 4, 5 and 3 more: it was all"),
 ]
 

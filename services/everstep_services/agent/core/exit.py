@@ -42,6 +42,8 @@ class RankExit:
     error: ErrorRecord | None = None
     memory: MemoryKill = ""
     lasted_s: float = 0.0
+    why_unseen: str = ""
+    """Why nobody saw the end."""
 
     @property
     def is_good(self) -> bool:
@@ -94,7 +96,8 @@ class RankExit:
             hint = "; the kernel killed for memory on this host meanwhile"
             return f"was ended by {self.signal}{core}{hint if self.memory == 'host' else ''}"
         if self.code is None:
-            return "ended without a known exit code or signal"
+            why = f": {self.why_unseen}" if self.why_unseen else ""
+            return f"ended without a known exit code or signal{why}"
         if self.error is not None:
             first = self.error.text.partition("\n")[0][:300]
             place = f" at {self.error.place}" if self.error.place else ""

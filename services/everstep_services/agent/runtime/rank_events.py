@@ -132,7 +132,9 @@ class RankEvents:
         self._workdir.say(event.reason, is_warning=True)
         if order is not None:
             for rank in range(order.first_rank, order.first_rank + order.ranks):
-                self._do(self._agent.rank_gone(rank, RankExit()))
+                ending = RankExit(why_unseen=event.reason)
+                self._keep_end(order, rank, 0, ending)
+                self._do(self._agent.rank_gone(rank, ending))
 
     # -- a rank ----------------------------------------------------------------------------------
 

@@ -223,8 +223,8 @@ class EvidenceRecorder(Collections):
                 problem = await asyncio.to_thread(self._first_error, order.round, rank)
             fact = self._records.rank_exited(
                 failure.fact, order, rank, pid, ending,
-                step=step, first_error=problem, log=failure.stored.get("stderr"),
-                incident=failure.incident,
+                step=step, first_error=ending.why_unseen or problem,
+                log=failure.stored.get("stderr"), incident=failure.incident,
             )  # fmt: skip
             self._record(fact)
             failure.is_recorded = True

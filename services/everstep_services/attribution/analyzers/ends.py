@@ -25,7 +25,13 @@ from everstep_services.attribution.analyzers.rank_ends import (
     match_in,
     match_of,
 )
-from everstep_services.attribution.domain.claims import GENERAL, WITHOUT_CULPRIT, Claim, cause_of
+from everstep_services.attribution.domain.claims import (
+    GENERAL,
+    NODE_LOST,
+    WITHOUT_CULPRIT,
+    Claim,
+    cause_of,
+)
 from everstep_services.attribution.incident import Incident
 from everstep_services.attribution.log_analysis.rules import ENDS, Match, shipped
 
@@ -78,6 +84,7 @@ _WRONG_SIZE = "wrong_size"
 _RAISED = re.compile(r"(?:[\w.]+\.)?\w*Error: ")
 _AFTER_STORAGE = 0.85
 _REFUSED = 0.7
+_EXPLAINED = 0.8
 _OF_CONNECTION = 0.65
 _CONNECTION_ERRORS = frozenset(
     {"BrokenPipeError", "ConnectionAbortedError", "ConnectionRefusedError", "ConnectionResetError"}
@@ -106,7 +113,7 @@ def _nodes(case: Case) -> Iterator[Claim]:
         yield from _of_lost(case, sign, back.get(sign.node), len(lost))
     if "node" in meaning_of(case.trigger).fault and case.node and not lost:
         yield Claim(
-            cause="host", kind="node_lost", says=_lost(case.node, case.reason), strength=0.75,
+            cause="host", kind=NODE_LOST, says=_lost(case.node, case.reason), strength=0.75,
             ranks=case.ranks_of(case.node), nodes=(case.node,), fact=case.trigger_fact,
         )  # fmt: skip
     for sign in case.nodes:
@@ -130,7 +137,7 @@ def _of_lost(case: Case, sign: NodeSign, back: NodeSign | None, lost: int) -> It
             says=f"{sign.node} was cut off and came back: {clean(back.reason)}",
         )  # fmt: skip
         yield Claim(
-            cause="host", kind="node_lost", says=f"{sign.node} runs", strength=0.9,
+            cause="host", kind=NODE_LOST, says=f"{sign.node} runs", strength=0.9,
             is_against=True, nodes=(sign.node,), fact=back.fact,
         )  # fmt: skip
     elif lost > 2:  # the cause of several losses at once is hardly one of these nodes
@@ -139,7 +146,7 @@ def _of_lost(case: Case, sign: NodeSign, back: NodeSign | None, lost: int) -> It
             strength=0.6, fact=sign.fact,
         )  # fmt: skip
     yield Claim(
-        cause="host", kind="node_lost", says=_lost(sign.node, sign.reason),
+        cause="host", kind=NODE_LOST, says=_lost(sign.node, sign.reason),
         strength=0.85 if lost <= 2 else 0.45, ranks=case.ranks_of(sign.node),
         nodes=(sign.node,), fact=sign.fact,
     )  # fmt: skip
@@ -292,7 +299,9 @@ def _cause_of(end: RankEnd) -> tuple[VerdictCause, str, float, str]:
     if end.signal is not None:
         return _of_signal(end)
     if end.how == "unknown":
-        return "unknown", "unseen", 0.4, "ended without a known exit code or signal"
+        why = f": {clean(end.first_error)}" if end.first_error else ""
+        event = f"ended without a known exit code or signal{why}"
+        return "unknown", "unseen", _EXPLAINED if why else 0.4, event
     if (match := match_of(end)) is not None and match.rule.role == "root":
         strength = 0.7 * _STRENGTHS[match.rule.severity]
         event = f"exited with {end.exit_code}: {clean(end.first_error)}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from everstep.messages import Case, PastIncident
 from everstep_services.attribution.analyzers.rank_ends import fingerprint_of, fingerprints
-from everstep_services.attribution.domain.claims import Claim, cause_of
+from everstep_services.attribution.domain.claims import Claim, cause_of, fingerprint_in
 from everstep_services.attribution.incident import Incident
 
 _NODE_OFTEN = 2
@@ -42,7 +42,8 @@ def _repeated(case: Case) -> Iterator[Claim]:
 
 def _seen_before(case: Case) -> Iterator[Claim]:
     for name, ranks in _repeatable(case):
-        alike = [incident for incident in case.past if incident.fingerprint == name]
+        same = {name, fingerprint_in(case.job, name)}
+        alike = [incident for incident in case.past if incident.fingerprint in same]
         own = [incident for incident in alike if incident.job == case.job]
         if own and not _has_advanced(case, own[-1]):
             ended = _counted(len(own), "round")

@@ -14,10 +14,15 @@ names ranks that failed because of others: these are not culprits."""
 MOST_SAID = 600
 GENERAL = "python_exception"
 """The kind of a claim that knows only that an exception ended the script."""
+NODE_LOST = "node_lost"
 WITHOUT_CULPRIT = frozenset({"size_mismatch", "wrong_size"})
 """Kinds of claims that name no rank: a rank was sent more than it expects, and either it or its
 peer may be the one that differs from all others.
 """
+
+
+_TELL_LITTLE = ("error:", "signal:", "unknown:", "hang:", "scheduler:", "network:")
+"""Exit codes, signals and places: unrelated failures have them in common."""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +57,12 @@ def cause_of(text: str) -> VerdictCause:
     """The cause class with this name, in any spelling; `unknown` for any other word."""
     name = text.strip().lower().replace(" ", "_").replace("-", "_")
     return next((cause for cause in VERDICT_CAUSES if cause == name), "unknown")
+
+
+def fingerprint_in(job: str, name: str) -> str:
+    """The name of a failure that tells little: it is the same failure in the same job only."""
+    is_own = name.startswith("observed:") or (":" in name and not name.startswith(_TELL_LITTLE))
+    return name if is_own else f"{name}@{job}"
 
 
 def is_sound(claim: Claim) -> bool:

@@ -7,7 +7,13 @@ from typing import assert_never
 
 from everstep.messages import Case
 from everstep.verdict_causes import NODE_CAUSES, Advice, VerdictCause
-from everstep_services.attribution.domain.claims import GENERAL, Claim, is_sound
+from everstep_services.attribution.domain.claims import (
+    GENERAL,
+    NODE_LOST,
+    Claim,
+    fingerprint_in,
+    is_sound,
+)
 from everstep_services.attribution.domain.weights import Weights, shipped
 
 _STRONG = 0.75
@@ -231,7 +237,7 @@ def combine(
         return CaseJudgement(
             "unknown", "", 0.0, reason, "restart", is_inconclusive=True, missing=lacks
         )
-    return _judged(candidates, sound, lacks, weights)
+    return _judged(candidates, sound, lacks, weights, case.job)
 
 
 def _judged(
@@ -239,6 +245,7 @@ def _judged(
     claims: Sequence[Claim],
     missing: tuple[str, ...],
     weights: Weights,
+    job: str,
 ) -> CaseJudgement:
     best = candidates[0]
     joint = [other for other in candidates[1:] if _is_joint(other, best)]
@@ -266,9 +273,9 @@ def _judged(
         advice=_advice(best, is_transient, _came_again(best)),
         is_inconclusive=False,
         ranks=tuple(sorted({rank for it in (best, *joint) for rank in it.ranks}))[:_RANKS_MOST],
-        nodes=best.nodes[:_NODES_MOST],
+        nodes=tuple(sorted({node for it in (best, *joint) for node in it.nodes}))[:_NODES_MOST],
         is_transient=is_transient,
-        fingerprint=_fingerprint(best),
+        fingerprint=_fingerprint(best, job),
         evidence=weighed,
         others=considered,
         missing=missing,
@@ -278,8 +285,11 @@ def _judged(
 def _is_joint(other: Explanation, best: Explanation) -> bool:
     """Whether it is another failure, and no rival.
 
-    It is about some of the culprits and of the same cause, or other ranks failed by themselves.
+    It is about some of the culprits and of the same cause, or other ranks failed by themselves, or
+    other nodes were lost at the same time.
     """
+    if best.lead.kind == other.lead.kind == NODE_LOST:
+        return True
     ranks, bests = set(other.ranks), set(best.ranks)
     is_of_them = other.cause == best.cause and bool(ranks) and ranks <= bests
     return is_of_them or (_failed_itself(other) and _failed_itself(best) and not ranks & bests)
@@ -370,11 +380,18 @@ def _came_again(best: Explanation) -> bool:
     return any(claim.analyzer == _AGAIN and claim.kind == "same_failure" for claim in best.claims)
 
 
-def _fingerprint(best: Explanation) -> str:
-    named = [claim for claim in best.claims if claim.fingerprint and claim.analyzer != _AGAIN]
-    if named:
-        return max(named, key=lambda claim: claim.strength).fingerprint
-    return f"{best.cause}:{best.lead.kind}"
+def _fingerprint(best: Explanation, job: str) -> str:
+    """The name of what the lead says; else of another claim about its ranks, no victim's."""
+    named = [
+        claim
+        for claim in best.claims
+        if claim.fingerprint
+        and claim.analyzer != _AGAIN
+        and (claim is best.lead or {*claim.ranks} & {*best.lead.ranks})
+    ]
+    strongest = max(named, key=lambda claim: claim.strength, default=best.lead)
+    name = best.lead.fingerprint or strongest.fingerprint
+    return fingerprint_in(job, name or ":".join((best.cause, best.lead.kind, *best.nodes)))
 
 
 def _advice(best: Explanation, is_transient: bool | None, came_again: bool) -> Advice:

@@ -73,9 +73,9 @@ def _judged(notices: Notices, fact: VerdictReached, now: float) -> None:
     if notice is None or fact.revision <= notice.revision:
         return
     ranks, nodes = fact.culprit_ranks[:_NAMES_MOST], fact.culprit_nodes[:_NAMES_MOST]
-    if not nodes and ranks in {(), notice.ranks}:
+    if fact.is_inconclusive or (ranks and not nodes and ranks == notice.ranks):
         nodes = notice.nodes
-    if not ranks and nodes == notice.nodes:
+    if fact.is_inconclusive or (nodes and not ranks and nodes == notice.nodes):
         ranks = notice.ranks
     judged = replace(
         notice,

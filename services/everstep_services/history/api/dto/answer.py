@@ -41,7 +41,9 @@ def culprit_headline(
     """
     ranks, nodes = shown["culprit_ranks"] or (), shown["culprit_nodes"] or ()
     reason = shown["verdict_reason"]
-    if not reason or not names_others(ranks, nodes, reported_rank, reported_node):
+    if not reason or shown["is_inconclusive"]:
+        return None
+    if not names_others(ranks, nodes, reported_rank, reported_node):
         return None
     return culprit_sentence(reason, ranks, nodes)
 
