@@ -35,8 +35,8 @@ from trainer_sdk.checkpoint.restore.choice import (
     Tier,
 )
 from trainer_sdk.checkpoint.restore.errors import CorruptError, UnfitError
+from trainer_sdk.checkpoint.restore.optimizer_state import Form
 from trainer_sdk.checkpoint.restore.stored_image import StoredImage, forms_of
-from trainer_sdk.checkpoint.restore.target import Form
 from trainer_sdk.checkpoint.storage import Storage, StorageError
 from trainer_sdk.checkpoint.storage.checkpoints import QUARANTINED, CheckpointMark
 from trainer_sdk.checkpoint.storage.folder import read_regular

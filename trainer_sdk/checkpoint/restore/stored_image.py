@@ -26,8 +26,8 @@ from trainer_sdk.checkpoint.manifest import (
     decode,
 )
 from trainer_sdk.checkpoint.restore.errors import UnfitError
+from trainer_sdk.checkpoint.restore.optimizer_state import Form
 from trainer_sdk.checkpoint.restore.target import (
-    Form,
     Target,
     check_fit,
     check_parameters,

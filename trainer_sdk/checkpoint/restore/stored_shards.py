@@ -1,16 +1,18 @@
 """A checkpoint of the global tier: all ranks verify its files together, and each reads its part."""
 
 import io
+import math
 import pathlib
 import pickle  # noqa: TID251 - only the classes below are ever called
-from collections import OrderedDict
-from collections.abc import Generator, Iterator, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from heapq import heapreplace
 from typing import Any
 
 import torch
 from torch.distributed._shard._utils import narrow_tensor_by_index
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
@@ -34,6 +36,8 @@ from trainer_sdk.checkpoint.restore.target import (
     check_parameters,
     check_values,
     fill,
+    local,
+    named,
 )
 from trainer_sdk.checkpoint.restore.values import read_value
 from trainer_sdk.checkpoint.storage import Storage, StorageError
@@ -175,7 +179,24 @@ class StoredShards:
             self._values[key] = read_value(bytes(octets), key)
         check_values(target, self._values)
         check_parameters(target, self._values)
+        self._check_whole(target, plan, saved)
         self._metadata, self._plan = described, plan
+
+    def _check_whole(self, target: Target, plan: LoadPlan, saved: Collection[str]) -> None:
+        """`UnfitError` if the saved parts of a tensor leave gaps in what this rank has of it."""
+        read: Counter[str] = Counter()
+        for item in plan.items:
+            read[item.dest_index.fqn] += math.prod(item.lengths)
+        torn = [
+            key
+            for key, live in target.tensors.items()
+            if key in saved
+            and not target.is_kept(key)
+            and not isinstance(live, ShardedTensor)
+            and read[key] < local(live).numel()
+        ]
+        if torn:
+            raise UnfitError(f"{self._place} has only parts of {named(torn)}")
 
     def load(self, target: Target) -> int:
         """Read the checkpoint into the live state; returns the number of bytes read."""
@@ -188,7 +209,10 @@ class StoredShards:
         for item, octets in self.read(tensors):
             size += len(octets)
             fill(self._planner.resolve_tensor(item).detach(), self.part(item, octets))
-            target.loaded(item.dest_index.fqn)
+        assert self._metadata is not None
+        for key in target.tensors.keys() & self._metadata.state_dict_metadata.keys():
+            if not target.is_kept(key):  # also if this rank has no rows of it, and reads nothing
+                target.loaded(key)
         for key, value in self._values.items():
             if not target.is_kept(key):
                 target.put(key, value)

@@ -1,7 +1,7 @@
 """The live state that a checkpoint is loaded into: tensors by key, as torch flattens them."""
 
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -12,98 +12,18 @@ from torch.optim import Optimizer
 
 from trainer_sdk.checkpoint.flat_state import FlatState, StatePiece, read_form
 from trainer_sdk.checkpoint.restore.errors import UnfitError
+from trainer_sdk.checkpoint.restore.optimizer_state import (
+    Form,
+    give_state,
+    is_blank,
+    keep_types,
+    keys_in,
+    leaves,
+    state_like,
+)
 
 LiveState = MutableMapping[str, Any]
-Form = tuple[torch.dtype, tuple[int, ...]]
-"""Type and shape of a tensor."""
 _NAMED = 3
-
-
-def is_blank(value: object) -> bool:
-    """Whether it is an optimizer without a state."""
-    return isinstance(value, Optimizer) and not value.state
-
-
-def give_state(optimizer: Optimizer) -> bool:
-    """Make an optimizer's state by a step with zero gradients and rates, which changes no value.
-
-    False if the step needs an argument or fails; then the optimizer has no state. Hooks are not
-    called, as this is not a step of the training. Gradients stay as they are.
-    """
-    step: Any = type(optimizer).step
-    try:
-        with _at_rest(optimizer):
-            getattr(step, "__wrapped__", step)(optimizer)
-    except Exception:  # noqa: BLE001 - the user's own step may raise anything
-        optimizer.state.clear()
-        return False
-    return True
-
-
-@contextmanager
-def _at_rest(optimizer: Optimizer) -> Generator[None]:
-    """Set rates and gradients to zero, and restore them afterwards."""
-    groups: list[dict[str, Any]] = optimizer.param_groups
-    rates = [group.get("lr") for group in groups]
-    gradients = [(parameter, parameter.grad) for parameter in _parameters(optimizer)]
-    try:
-        for parameter, _ in gradients:
-            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-        for group, rate in zip(groups, rates, strict=True):
-            if rate is not None:
-                group["lr"] = torch.zeros_like(rate) if isinstance(rate, torch.Tensor) else 0.0
-        yield
-    finally:
-        for group, rate in zip(groups, rates, strict=True):
-            if rate is not None:
-                group["lr"] = rate
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-
-
-def state_like(optimizer: Optimizer, saved: Mapping[str, Form | None]) -> dict[int, dict[str, Any]]:
-    """A state in the form of `state_dict` to load into, made from the saved keys.
-
-    `saved` has the form of each tensor, and None for another value.
-    """
-    parameters = _parameters(optimizer)
-    tree: dict[Any, Any] = {}
-    for key, form in saved.items():
-        number, *path = (int(part) if part.isdigit() else part for part in key.split("."))
-        if not isinstance(number, int) or number >= len(parameters) or not path:
-            continue
-        holder = tree.setdefault(number, {})
-        for part in path[:-1]:
-            holder = holder.setdefault(part, {})
-        holder[path[-1]] = None if form is None else _zeros(form, parameters[number])
-    return {
-        number: {name: _with_lists(value) for name, value in values.items()}
-        for number, values in tree.items()
-    }
-
-
-def _zeros(form: Form, parameter: torch.Tensor) -> torch.Tensor:
-    """Zeros of this form, sharded as the parameter if they have its shape."""
-    dtype, shape = form
-    if isinstance(parameter, DTensor):
-        local = parameter.to_local()
-        if shape in (tuple(parameter.shape), tuple(local.shape)):
-            return torch.zeros_like(parameter.detach(), dtype=dtype)
-        parameter = local
-    return torch.zeros(shape, dtype=dtype, device=parameter.device)
-
-
-def _with_lists(values: Any) -> Any:
-    if not isinstance(values, dict):
-        return values
-    inner = {name: _with_lists(inner_values) for name, inner_values in values.items()}
-    if inner.keys() == set(range(len(inner))):
-        return [inner[number] for number in range(len(inner))]
-    return inner
-
-
-def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 class Target:
@@ -145,7 +65,7 @@ class Target:
 
     def _find_slots(self) -> None:
         self._slots.clear()
-        for key, holder, name in _leaves(self._dicts):
+        for key, holder, name in leaves(self._dicts):
             if key in self._slots:
                 raise ValueError(f"two values of the state are called {key}: rename one")
             self._slots[key] = (holder, name)
@@ -263,6 +183,7 @@ class Target:
                 if not _is_filled(part, self._dicts[name]):
                     with _as_made(self.tensors_of(name)):
                         part.load_state_dict(self._dicts[name])
+                        keep_types(part, self._dicts[name])
             else:
                 self._state[name] = self._dicts[name]
 
@@ -276,12 +197,24 @@ class Target:
         """Remove states that were not saved: of parameters that never had a gradient."""
         for name in self._made.keys() - self._open.keys():
             states = self._dicts[name]["state"]
-            for number, values in list(states.items()):
-                if any(
-                    f"{name}.state.{number}.{value_name}" not in self._loaded
-                    for value_name in values
-                ):
+            for number in list(states):
+                if not self._loaded.issuperset(keys_in(states[number], f"{name}.state.{number}")):
                     del states[number]
+
+    def partly_in(self, saved: AbstractSet[str]) -> list[str]:
+        """The keys of states made to load into that are not saved, though others of them are."""
+        own: dict[str, list[str]] = {}
+        for name in self._made.keys() - self._open.keys():
+            for number, values in self._dicts[name]["state"].items():
+                inside = f"{name}.state.{number}"
+                own[inside] = keys_in(values, inside)
+        return [
+            key
+            for keys in own.values()
+            if not saved.isdisjoint(keys)
+            for key in keys
+            if key not in saved
+        ]
 
     def undo(self) -> None:
         """Remove the optimizer states that were made to load into."""
@@ -328,26 +261,6 @@ def _has_flag(part: object, name: str) -> bool:
     return bool(getattr(part, name, False))
 
 
-def _leaves(holder: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Each value's key, container and name, by torch's rules."""
-    entries = holder.items() if isinstance(holder, Mapping) else enumerate(holder)
-    for name, value in entries:
-        key = f"{path}.{name}" if path else str(name)
-        if isinstance(value, Mapping) or (isinstance(value, list) and not _is_whole(value)):
-            yield from _leaves(value, key)
-        else:
-            yield key, holder, name
-
-
-def _is_whole(values: list[Any]) -> bool:
-    """Torch keeps a list as one value unless there are tensors or dicts somewhere in it."""
-    return not any(
-        isinstance(value, (torch.Tensor, Mapping))
-        or (isinstance(value, list) and not _is_whole(value))
-        for value in values
-    )
-
-
 def check_fit(
     target: Target, wanted: Mapping[str, Form], saved: Mapping[str, Form], others: Collection[str]
 ) -> tuple[str, ...]:
@@ -380,6 +293,7 @@ def _lacking(
     plain = target.values.keys() - target.tensors.keys()
     lacking = [key for key in wanted if key not in saved and not target.is_optional(key)]
     lacking += [key for key in plain if key not in others and not target.is_optional(key)]
+    lacking += target.partly_in(saved.keys() | set(others))
     for key in lacking:
         if target.is_of_one_world(key):
             raise UnfitError(

@@ -11,46 +11,45 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import msgspec
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
-    TensorProperties,
 )
 from torch.distributed.checkpoint.planner import (
     SavePlan,
-    TensorWriteData,
-    WriteItem,
-    WriteItemType,
 )
 
 from everstep.hashing import hash_of
-from trainer_sdk.checkpoint.flat_state import FlatState, LocalForm, StatePiece, found_at, read_form
+from trainer_sdk.checkpoint.flat_state import (
+    FlatState,
+    LocalForm,
+    StatePiece,
+    found_at,
+)
 from trainer_sdk.checkpoint.manifest import ImageEntry
 from trainer_sdk.checkpoint.rank_group import RankGroup
-from trainer_sdk.checkpoint.restore.values import UnreadableValueError
 from trainer_sdk.checkpoint.save.buffers import Buffer
+from trainer_sdk.checkpoint.save.description import (
+    Description,
+    PlanError,
+    buffers_in,
+    check_names,
+    form_of,
+    index_of,
+    numbering_of,
+    offered,
+    shared_pieces,
+)
 from trainer_sdk.checkpoint.torch_format import around
 
 PAGE_BYTES = 4096
 _ALIGNED = 64
-
-
-class _Description(msgspec.Struct, frozen=True):
-    """The description that a rank sends to the others."""
-
-    pieces: tuple[StatePiece, ...]
-    mark: str
-    error: str = ""
-
-
-class PlanError(Exception):
-    """The state of a rank cannot be saved at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +84,8 @@ class Plan:
     layout: str
     mark: str
     """A random mark of rank 0, the same on all ranks."""
+    shared: tuple[tuple[int, ...], ...] = ()
+    """The numbers of pieces that should be the same on several ranks, by these ranks."""
 
     @property
     def extra(self) -> bytes:
@@ -102,18 +103,33 @@ class Plan:
         return up(len(self.metadata) + len(self.entries), PAGE_BYTES)
 
 
-def make_plan(flat: FlatState, group: RankGroup, mark: str, *, with_all: bool) -> Plan:
-    """Plan together with all ranks; `with_all` puts a rank's whole state into its image."""
-    local, error = _form_of(flat)
-    told = group.gather(_Description(local.pieces, mark, error), _Description)
+def make_plan(
+    flat: FlatState,
+    group: RankGroup,
+    mark: str,
+    *,
+    with_all: bool,
+    state: Mapping[str, Any] | None = None,
+    to_files: bool = True,
+) -> Plan:
+    """Plan together with all ranks; `with_all` puts a rank's whole state into its image.
+
+    `state` has the objects that `flat` was made from. Only files need names that all ranks share.
+    """
+    local, error = form_of(flat)
+    state = state or {}
+    buffers, numbering = buffers_in(state, flat), numbering_of(state) if to_files else {}
+    told = group.gather(Description(local.pieces, mark, error, buffers, numbering), Description)
     for rank, description in enumerate(told):
         if description.error:
             raise PlanError(f"rank {rank} has a state that cannot be saved: {description.error}")
+    if to_files:
+        check_names(told)
     planner = DefaultSavePlanner()
-    # The public one keeps plans for the whole process.
-    plans, metadata = planner._create_global_plan(  # noqa: SLF001
-        [_as_torch(description.pieces) for description in told]
-    )
+    try:  # the public one keeps plans for the whole process
+        plans, metadata = planner._create_global_plan(offered(told))  # noqa: SLF001
+    except (ValueError, AssertionError) as error:
+        raise PlanError(f"the shards of its ranks do not fit together: {error}") from error
     mine = _kept(local.pieces, plans[group.rank])
     placed, file_bytes = place_pieces(local.pieces, mine, 0)
     file_bytes = up(file_bytes, PAGE_BYTES)
@@ -136,6 +152,7 @@ def make_plan(flat: FlatState, group: RankGroup, mark: str, *, with_all: bool) -
         metadata=_pickled(metadata) if group.rank == 0 else b"",
         layout=layout_of([description.pieces for description in told]),
         mark=told[0].mark,
+        shared=shared_pieces(told, group.rank),
     )
 
 
@@ -157,46 +174,9 @@ def layout_of(pieces: Sequence[Sequence[StatePiece]]) -> str:
     return hash_of(msgspec.json.encode(forms))
 
 
-def _form_of(flat: FlatState) -> tuple[LocalForm, str]:
-    """The form of a state, and its error, if any: the other ranks wait for the answer."""
-    try:
-        return read_form(flat), ""
-    except UnreadableValueError as error:
-        return LocalForm((), (), ()), str(error)
-    except Exception as error:  # noqa: BLE001 - a class of the user may raise anything
-        return LocalForm((), (), ()), f"{type(error).__name__}: {error}"
-
-
-def _as_torch(pieces: Sequence[StatePiece]) -> SavePlan:
-    return SavePlan(
-        [_write_item(piece) for piece in pieces],
-        planner_data={piece.key: piece.path for piece in pieces},
-    )
-
-
-def _write_item(piece: StatePiece) -> WriteItem:
-    if not piece.dtype:
-        return WriteItem(MetadataIndex(piece.key), WriteItemType.BYTE_IO)
-    return WriteItem(
-        index=MetadataIndex(piece.key, piece.offsets),
-        type=WriteItemType.SHARD if piece.is_shard else WriteItemType.TENSOR,
-        tensor_data=TensorWriteData(
-            chunk=ChunkStorageMetadata(torch.Size(piece.offsets), torch.Size(piece.sizes)),
-            properties=TensorProperties(
-                dtype=getattr(torch, piece.dtype), requires_grad=piece.requires_grad
-            ),
-            size=torch.Size(piece.shape),
-        ),
-    )
-
-
 def _kept(pieces: Sequence[StatePiece], plan: SavePlan) -> list[int]:
     wanted = {item.index for item in plan.items}
-    return [number for number, piece in enumerate(pieces) if _index(piece) in wanted]
-
-
-def _index(piece: StatePiece) -> MetadataIndex:
-    return MetadataIndex(piece.key, piece.offsets if piece.dtype else None)
+    return [number for number, piece in enumerate(pieces) if index_of(piece) in wanted]
 
 
 def place_pieces(
@@ -228,14 +208,14 @@ def place_bare(
 
 
 def _storage_data(
-    told: Sequence[_Description], plans: Sequence[SavePlan]
+    told: Sequence[Description], plans: Sequence[SavePlan]
 ) -> dict[MetadataIndex, _StorageInfo]:
     places = {}
     for rank, (description, plan) in enumerate(zip(told, plans, strict=True)):
         for placed in place_pieces(description.pieces, _kept(description.pieces, plan), 0)[0]:
             begin = placed.offset - len(placed.head)
             length = len(placed.head) + placed.length + len(placed.tail)
-            index = _index(description.pieces[placed.number])
+            index = index_of(description.pieces[placed.number])
             places[index] = _StorageInfo(shard_name(rank), begin, length)
     return places
 

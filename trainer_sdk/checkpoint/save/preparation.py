@@ -19,16 +19,17 @@ from trainer_sdk.checkpoint.manifest import Identity
 from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.restore.values import check_readable
 from trainer_sdk.checkpoint.save.buffers import Arena, Buffer, NoRoomError, folder_of
+from trainer_sdk.checkpoint.save.description import PlanError
 from trainer_sdk.checkpoint.save.plan import (
     PAGE_BYTES,
     Plan,
-    PlanError,
     fill,
     make_plan,
     window_for,
 )
 from trainer_sdk.checkpoint.save.request import NotBegun, SaveRequest, Timeouts
 from trainer_sdk.checkpoint.save.save_queue import SaveQueue
+from trainer_sdk.checkpoint.save.shared_scalars import SharedScalars
 from trainer_sdk.checkpoint.save.staging import WaitContext
 from trainer_sdk.checkpoint.writer.protocol import SaveStage
 
@@ -98,6 +99,7 @@ class Preparation:
         self._placeless = "there is no place for it: give a root, or keep_memory=True"
         self._is_placeless_printed = False
         self._broken = ""
+        self._scalars = SharedScalars(setup.group)
         self._fitting = threading.Lock()
         self._making: threading.Thread | None = None
 
@@ -113,7 +115,7 @@ class Preparation:
         if self._group.highest([flat is None]) == [1] or flat is None:
             return
         with suppress(PlanError):  # the first save reports it
-            plan = make_plan(flat, self._group, self._mark, with_all=self._keeps)
+            plan = self._make_plan(flat, state)
             if self._may_keep(plan):
                 self.plan = plan
                 self._make_memory(plan)
@@ -138,16 +140,17 @@ class Preparation:
         buffer, hindrance = None, _Hindrance.NONE if flat is not None else _Hindrance.BROKEN
         if plan is not None and values is not None:
             buffer, hindrance = self._buffer(request, plan)
-        is_new, worst, *highest = self._together(
-            [values is None, hindrance, *_bounds(request)], buffer
-        )
+        own = [values is None, hindrance, *_bounds(request)]
+        scalars = self._scalars.bounds(plan, None if values is None else flat)
+        together = self._together([*own, *scalars], buffer)
+        (is_new, worst, *highest), scalars = together[: len(own)], together[len(own) :]
         if (refused := self._refused(request, highest)) is not None:
             _release(buffer)
             return refused
         if is_new and worst != _Hindrance.BROKEN and flat is not None:
             _release(buffer)
             try:
-                plan = self._planned(flat, request)
+                plan = self._planned(flat, request, state)
             except PlanError as error:  # on all ranks
                 return self._queue.refuse(request.step, "plan", str(error))
             self.plan = plan
@@ -155,11 +158,13 @@ class Preparation:
                 return self._refused_a_place(request)
             values = self._values(plan, flat)
             buffer, hindrance = self._buffer(request, plan)
-            (worst,) = self._together([hindrance], buffer)
+            scalars = self._scalars.bounds(plan, flat)
+            worst, *scalars = self._together([hindrance, *scalars], buffer)
             self._make_memory(plan)
         if worst or flat is None or plan is None or values is None or buffer is None:
             _release(buffer)
             return self._hindered(request, _Hindrance(worst), of_other=worst > hindrance)
+        self._compare_scalars(request, plan, flat, scalars)
         return PreparedSave(plan, flat, values, buffer, self._window(plan))
 
     def _together(self, own: Sequence[int], buffer: Buffer | None) -> list[int]:
@@ -170,9 +175,30 @@ class Preparation:
             _release(buffer)
             raise
 
-    def _planned(self, flat: FlatState, request: SaveRequest) -> Plan:
+    def _compare_scalars(
+        self, request: SaveRequest, plan: Plan, flat: FlatState, highest: list[int]
+    ) -> None:
+        difference = self._scalars.difference(plan, flat, highest)
+        if difference and not self._group.rank:
+            self._reporter.warn(
+                f"step {request.step}: ranks differ, and a checkpoint has one value for all: "
+                f"{difference}; what each rank has for itself needs a name of its own, as "
+                "PerRank gives it"
+            )
+
+    def _make_plan(self, flat: FlatState, state: Mapping[str, Any]) -> Plan:
+        return make_plan(
+            flat,
+            self._group,
+            self._mark,
+            with_all=self._keeps,
+            state=state,
+            to_files=bool(self._setup.root),
+        )
+
+    def _planned(self, flat: FlatState, request: SaveRequest, state: Mapping[str, Any]) -> Plan:
         """Plan with all ranks; if the images of any rank are too large, stop keeping images."""
-        plan = make_plan(flat, self._group, self._mark, with_all=self._keeps)
+        plan = self._make_plan(flat, state)
         if self._may_keep(plan):
             return plan
         self._keeps = False
@@ -190,7 +216,7 @@ class Preparation:
                 copies=self._setup.buffers,
                 each_bytes=plan.arena_bytes,
             )
-        return make_plan(flat, self._group, self._mark, with_all=False)
+        return self._make_plan(flat, state)
 
     def _may_keep(self, plan: Plan) -> bool:
         """Whether no rank's images are larger than allowed. All ranks call this together."""

@@ -350,3 +350,60 @@ def test_two_values_of_one_name_are_refused(tmp_path: Path) -> None:
     place.publish(1, {"a": {"b": 1}})
     with pytest.raises(RestoreError, match=r"two values of the state are called a\.b: rename one"):
         place.restore({0: {"a": {"b": 1}, "a.b": 2}})
+
+
+class Doubled(Optimizer):
+    """Its state is nested, and of another type than its parameters."""
+
+    def __init__(self, parameters: Any, *, has_more: bool = False) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.has_more = has_more
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for one in self.param_groups[0]["params"]:
+            if one.grad is not None:
+                held = self.state[one].setdefault("means", {"none": None, "all": []})
+                mean = held["all"][0] if held["all"] else torch.zeros_like(one, dtype=torch.float64)
+                held["all"] = [mean * 0.9 + one.grad / 3]
+                if self.has_more:
+                    self.state[one]["more"] = torch.zeros(1)
+                one.sub_(held["all"][0].to(one.dtype) * 0.1)
+
+
+@pytest.mark.parametrize("tier", ["memory", "global"])
+def test_a_nested_state_is_restored_with_its_types(tmp_path: Path, tier: str) -> None:
+    place = Place(tmp_path)
+    model = Model()
+    optimizer = Doubled(model.parameters())
+    train(model, optimizer, 3)
+    put(place, tier, {"model": model, "optimizer": optimizer})
+    train(model, optimizer, 2)
+
+    other = Model()
+    again = Doubled(other.parameters())
+    place.restore({0: {"model": other, "optimizer": again}})
+    train(other, again, 2)
+    assert len(again.state) == len(optimizer.state)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+        if one in optimizer.state:
+            (right,), (found,) = (
+                opt.state[p]["means"]["all"] for opt, p in ((optimizer, one), (again, two))
+            )
+            assert found.dtype == torch.float64
+            assert torch.equal(right, found)
+
+
+@pytest.mark.parametrize("tier", ["memory", "global"])
+def test_a_state_of_which_a_part_was_saved_is_refused_and_not_dropped(
+    tmp_path: Path, tier: str
+) -> None:
+    place = Place(tmp_path)
+    model = Model()
+    optimizer = Doubled(model.parameters())
+    train(model, optimizer, 1)
+    put(place, tier, {"optimizer": optimizer})
+    again = Doubled(Model().parameters(), has_more=True)
+    with pytest.raises(RestoreError, match=r"optimizer\.state\.0\.more"):
+        place.restore({0: {"optimizer": again}})

@@ -12,7 +12,8 @@ from tests.unit.trainer_sdk.checkpoint.saved_states import together
 from trainer_sdk.checkpoint.flat_state import fits, flatten, read_form, room_for
 from trainer_sdk.checkpoint.manifest import ImageEntry
 from trainer_sdk.checkpoint.rank_group import RankGroup
-from trainer_sdk.checkpoint.save.plan import PAGE_BYTES, Plan, PlanError, layout_of, make_plan
+from trainer_sdk.checkpoint.save.description import PlanError
+from trainer_sdk.checkpoint.save.plan import PAGE_BYTES, Plan, layout_of, make_plan
 from trainer_sdk.checkpoint.torch_format import around, inside
 
 SHAPES = [(), (0,), (1,), (7, 3), (0, 4), (65,), (1024, 3)]

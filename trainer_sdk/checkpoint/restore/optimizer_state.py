@@ -1,0 +1,140 @@
+"""The states of optimizers: made to load into, and loaded with their types."""
+
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+Form = tuple[torch.dtype, tuple[int, ...]]
+"""Type and shape of a tensor."""
+
+
+def is_blank(value: object) -> bool:
+    """Whether it is an optimizer without a state."""
+    return isinstance(value, Optimizer) and not value.state
+
+
+def give_state(optimizer: Optimizer) -> bool:
+    """Make an optimizer's state by a step with zero gradients and rates, which changes no value.
+
+    False if the step needs an argument or fails; then the optimizer has no state. Hooks are not
+    called, as this is not a step of the training. Gradients stay as they are.
+    """
+    step: Any = type(optimizer).step
+    try:
+        with _at_rest(optimizer):
+            getattr(step, "__wrapped__", step)(optimizer)
+    except Exception:  # noqa: BLE001 - the user's own step may raise anything
+        optimizer.state.clear()
+        return False
+    return True
+
+
+@contextmanager
+def _at_rest(optimizer: Optimizer) -> Generator[None]:
+    """Set rates and gradients to zero, and restore them afterwards."""
+    groups: list[dict[str, Any]] = optimizer.param_groups
+    rates = [group.get("lr") for group in groups]
+    gradients = [(parameter, parameter.grad) for parameter in _parameters(optimizer)]
+    try:
+        for parameter, _ in gradients:
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+        for group, rate in zip(groups, rates, strict=True):
+            if rate is not None:
+                group["lr"] = torch.zeros_like(rate) if isinstance(rate, torch.Tensor) else 0.0
+        yield
+    finally:
+        for group, rate in zip(groups, rates, strict=True):
+            if rate is not None:
+                group["lr"] = rate
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+
+
+def state_like(optimizer: Optimizer, saved: Mapping[str, Form | None]) -> dict[int, dict[str, Any]]:
+    """A state in the form of `state_dict` to load into, made from the saved keys.
+
+    `saved` has the form of each tensor, and None for another value.
+    """
+    parameters = _parameters(optimizer)
+    tree: dict[Any, Any] = {}
+    for key, form in saved.items():
+        number, *path = (int(part) if part.isdigit() else part for part in key.split("."))
+        if not isinstance(number, int) or number >= len(parameters) or not path:
+            continue
+        holder = tree.setdefault(number, {})
+        for part in path[:-1]:
+            holder = holder.setdefault(part, {})
+        holder[path[-1]] = None if form is None else _zeros(form, parameters[number])
+    return {
+        number: {name: _with_lists(value) for name, value in values.items()}
+        for number, values in tree.items()
+    }
+
+
+def _zeros(form: Form, parameter: torch.Tensor) -> torch.Tensor:
+    """Zeros of this form, sharded as the parameter if they have its shape."""
+    dtype, shape = form
+    if isinstance(parameter, DTensor):
+        local = parameter.to_local()
+        if shape in (tuple(parameter.shape), tuple(local.shape)):
+            return torch.zeros_like(parameter.detach(), dtype=dtype)
+        parameter = local
+    return torch.zeros(shape, dtype=dtype, device=parameter.device)
+
+
+def _with_lists(values: Any) -> Any:
+    if not isinstance(values, dict):
+        return values
+    inner = {name: _with_lists(inner_values) for name, inner_values in values.items()}
+    if inner.keys() == set(range(len(inner))):
+        return [inner[number] for number in range(len(inner))]
+    return inner
+
+
+def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def keep_types(part: object, saved: Mapping[str, Any]) -> None:
+    """Give states of an optimizer the type that they were saved with, and not their parameter's."""
+    if (
+        not isinstance(part, Optimizer)
+        or type(part).load_state_dict is not Optimizer.load_state_dict
+    ):
+        return
+    for number, parameter in enumerate(_parameters(part)):
+        values = saved["state"].get(number, {})
+        if _types(values) != _types(part.state.get(parameter, {})):
+            part.state[parameter] = values
+
+
+def _types(values: Mapping[str, Any]) -> list[object]:
+    return [getattr(holder[name], "dtype", None) for _, holder, name in leaves(values)]
+
+
+def leaves(holder: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Each value's key, container and name, by torch's rules."""
+    entries = holder.items() if isinstance(holder, Mapping) else enumerate(holder)
+    for name, value in entries:
+        key = f"{path}.{name}" if path else str(name)
+        if isinstance(value, Mapping) or (isinstance(value, list) and not _is_whole(value)):
+            yield from leaves(value, key)
+        else:
+            yield key, holder, name
+
+
+def keys_in(values: Any, path: str) -> list[str]:
+    return [key for key, _, _ in leaves(values, path)]
+
+
+def _is_whole(values: list[Any]) -> bool:
+    """Torch keeps a list as one value unless there are tensors or dicts somewhere in it."""
+    return not any(
+        isinstance(value, (torch.Tensor, Mapping))
+        or (isinstance(value, list) and not _is_whole(value))
+        for value in values
+    )
