@@ -156,6 +156,31 @@ def test_what_is_saved_is_restored_bit_for_bit_from_each_tier(tmp_path: Path, ti
         assert likeness(one) == likeness(READ[key]), key
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("tier", ["memory", "global"])
+def test_quantized_tensors_are_restored_with_their_scales(tmp_path: Path, tier: str) -> None:
+    values, scales = torch.arange(6.0).view(2, 3), torch.tensor([0.1, 0.2])
+
+    def state(by: float) -> State:
+        zeros = torch.tensor([1, 2])
+        return {
+            "whole": torch.quantize_per_tensor(values * by, 0.1 * by, 3, torch.quint8),
+            "rows": torch.quantize_per_channel(values * by, scales * by, zeros, 0, torch.qint8),
+        }
+
+    live = state(0.5)
+    with Checkpointer(tmp_path / "root", on_error="fatal", keep_memory=tier == "memory") as saves:
+        saves.save(5, state(1), wait=True)
+        found = saves.restore(live)
+    assert found is not None
+    assert found.tier == tier
+    for key, right in state(1).items():
+        assert torch.equal(live[key].int_repr(), right.int_repr())
+        assert torch.equal(live[key].dequantize(), right.dequantize())
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_no_restore_would_read_is_refused_by_the_first_save(name: str, tmp_path: Path) -> None:
     value, said = REFUSED[name]

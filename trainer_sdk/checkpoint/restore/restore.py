@@ -29,6 +29,7 @@ from trainer_sdk.checkpoint.restore.errors import RestoreError
 from trainer_sdk.checkpoint.restore.target import LiveState, Target, named
 from trainer_sdk.checkpoint.storage import StorageError
 from trainer_sdk.checkpoint.storage.adoption import offer
+from trainer_sdk.checkpoint.storage.checkpoints import owner_of
 
 Made = TypeVar("Made")
 _MOST = 32
@@ -251,7 +252,7 @@ class Restore:
     def _start_fresh(self, cause: Literal["no_checkpoints", "allowed"]) -> None:
         passed = self._agreement.passed
         unsure = self._agreement.unsure
-        reason = f"there has never been a checkpoint in {self._places()}"
+        reason = self._none_there()
         reason += f"; {unsure}" if unsure else ""
         reason += f"; {plain}" if (plain := self._plain()) else ""
         if cause == "allowed":
@@ -259,6 +260,20 @@ class Restore:
         if not self._group.rank:
             self._reporter.report(FreshEvent(cause=cause, reason=reason, rejected=passed[:_MOST]))
             self._reporter.warn(f"starting from scratch: {reason}")
+
+    def _none_there(self) -> str:
+        """That no checkpoint is there, as rank 0 reports it."""
+        storage = self._context.storage
+        try:
+            owner = None if storage is None or self._group.rank else owner_of(storage)
+        except StorageError as error:
+            return f"there is no checkpoint in {self._places()}, and {error}"
+        if owner is None:
+            return f"there has never been a checkpoint in {self._places()}"
+        return (
+            f"there is no checkpoint in {self._places()}, which job {owner} has used before: its "
+            "checkpoints were deleted, or no save of it was finished"
+        )
 
     def _failed(self) -> RestoreError:
         """The error, the same on every rank."""

@@ -68,6 +68,11 @@ class Target:
         for key, holder, name in leaves(self._dicts):
             if key in self._slots:
                 raise ValueError(f"two values of the state are called {key}: rename one")
+            if isinstance(holder[name], torch.Tensor) and holder[name].is_meta:
+                raise ValueError(
+                    f"{key} is on the meta device, without memory to load into: call the model's "
+                    "to_empty(device=…) before, and make its optimizer then"
+                )
             self._slots[key] = (holder, name)
 
     @property

@@ -27,7 +27,7 @@ from trainer_sdk.checkpoint.manifest import (
 )
 from trainer_sdk.checkpoint.restore.errors import RestoreError
 from trainer_sdk.checkpoint.storage import storage_for
-from trainer_sdk.checkpoint.storage.checkpoints import CheckpointMark
+from trainer_sdk.checkpoint.storage.checkpoints import OWNER, CheckpointMark
 
 
 @pytest.fixture
@@ -71,6 +71,14 @@ def test_without_any_state_a_fresh_start_is_reported(place: Place) -> None:
     [(event, body)] = place.told.events
     assert (event, body["cause"]) == ("fresh", "no_checkpoints")
     assert "there has never been a checkpoint" in place.told.warned[0]
+
+
+def test_where_all_steps_were_deleted_nobody_says_there_has_never_been_one(place: Place) -> None:
+    place.root.mkdir()
+    (place.root / OWNER).write_text('{"job":"vit-l"}')
+    assert restore(place)[0] == [None, None]
+    assert "which job vit-l has used before: its checkpoints were deleted" in place.told.warned[0]
+    assert "has never been" not in str((place.told.events, place.told.warned))
 
 
 def test_an_explicit_step_that_is_missing_is_an_error_that_names_existing_steps(

@@ -407,3 +407,13 @@ def test_a_state_of_which_a_part_was_saved_is_refused_and_not_dropped(
     again = Doubled(Model().parameters(), has_more=True)
     with pytest.raises(RestoreError, match=r"optimizer\.state\.0\.more"):
         place.restore({0: {"optimizer": again}})
+
+
+@pytest.mark.parametrize("tier", ["memory", "global"])
+def test_a_model_without_memory_is_refused_with_the_remedy(tmp_path: Path, tier: str) -> None:
+    place = Place(tmp_path)
+    put(place, tier, {"model": Used()})
+    with torch.device("meta"):
+        empty = Used()
+    with pytest.raises(RestoreError, match=r"model\.used\.weight is on the meta device.*to_empty"):
+        place.restore({0: {"model": empty}})
