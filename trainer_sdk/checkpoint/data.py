@@ -12,11 +12,13 @@ for batch in sampler.counted(loader):
 import random
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 import xxhash
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from trainer_sdk.checkpoint import arguments
 from trainer_sdk.sdk_log import warn_once
@@ -36,7 +38,9 @@ class PerRank:
     """A state that differs between ranks, as that of a `StatefulDataLoader`; saved as one value.
 
     It fits only the same world size: a restore with another world size is refused, as samples would
-    be lost or repeated.
+    be lost or repeated. Make it before the loader's first iterator: from then on each batch of a
+    map-style data set seeds the worker that loads it, and the seed that the loader draws does not
+    move the generator of the training. A `StatefulDataLoader` alone continues neither.
     """
 
     of_one_world = True
@@ -48,10 +52,14 @@ class PerRank:
                 raise TypeError(f"inner must have a {method}, and is {arguments.shown(inner)}")
         self._inner = inner
         self._key = _own_key()
+        if isinstance(inner, DataLoader):
+            _make_exact(inner)
 
     def state_dict(self) -> dict[str, Any]:
         """The state, as one value."""
-        return {self._key: (self._inner.state_dict(),)}
+        # torchdata's loader would begin here, before the script has said which epoch it is.
+        loaded = getattr(self._inner, "next_iter_state", None)
+        return {self._key: (self._inner.state_dict() if loaded is None else loaded,)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from this state."""
@@ -101,12 +109,50 @@ class RngState:
             torch.cuda.set_rng_state(generators["cuda"])
 
 
+class _LoadersDraw:
+    """What a loader draws between its iterator of a sampler and its first batch.
+
+    An interrupted training draws it once more, in the middle of the stream.
+    """
+
+    def __init__(self) -> None:
+        self._before: torch.Tensor | None = None
+
+    def may_follow(self) -> None:
+        """A loader asks for an iterator; with workers it does so twice, and draws in between."""
+        self.take_back()
+        self._before = torch.get_rng_state()
+
+    def take_back(self) -> None:
+        """Put the generator back; one that anything else has moved stays as it is."""
+        before, self._before = self._before, None
+        if before is None:
+            return
+        drawn = torch.Generator("cpu")
+        drawn.set_state(before)
+        torch.empty((), dtype=torch.int64, device="cpu").random_(generator=drawn)
+        if torch.equal(drawn.get_state(), torch.get_rng_state()):
+            torch.set_rng_state(before)
+
+
+class _SeededBatch(list[Any]):
+    """The samples of a batch, or a single one; they seed the worker that receives them."""
+
+    def __init__(self, samples: Any, seed: str) -> None:
+        super().__init__(samples if isinstance(samples, list) else [samples])
+        self._sent = samples, seed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, self._sent
+
+
 class PositionedSampler:
     """Batches of one endless stream of samples: each epoch in its own order, without gaps.
 
     All ranks share the stream, and the position is one number, so an interrupted training uses the
     same samples as an uninterrupted one, also with another world or batch size. Give it to a
-    `DataLoader` as `batch_sampler`.
+    `DataLoader` as `batch_sampler`. Each batch seeds the worker that loads it by its position, and
+    the seed that a loader draws for its workers does not move the generator of the training.
     """
 
     is_data_position = True
@@ -129,6 +175,9 @@ class PositionedSampler:
         self._rank = arguments.whole("place", rank, 0, self._world_size - 1)
         self._consumed = 0
         self._given = 0
+        self._loads = 0
+        self._draw = _LoadersDraw()
+        self._is_counted = False
         self._order: tuple[int, torch.Tensor] | None = None
 
     @property
@@ -143,14 +192,12 @@ class PositionedSampler:
 
     def __iter__(self) -> Iterator[list[int]]:
         """The batches of this rank from the present position; loaders take some in advance."""
-        at = self._consumed
-        while True:
-            self._given += 1
-            yield self._samples(at + self._rank * self._batch_size)
-            at += self._batch_size * self._world_size
+        self._draw.may_follow()
+        return self._batches()
 
     def counted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """The loader's batches; each counts as used once it is yielded."""
+        self._is_counted = True
         for batch in batches:
             self.advance()
             yield batch
@@ -161,7 +208,7 @@ class PositionedSampler:
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the stream, and the values that identify the stream."""
-        if self._given and not self._consumed:
+        if self._given and not (self._consumed or self._is_counted):
             warn_once(
                 "the sampler's batches are not counted, and a restart would repeat them: iterate "
                 "over sampler.counted(loader)"
@@ -184,6 +231,20 @@ class PositionedSampler:
         if why:
             raise ValueError(why)
         self._consumed = state["place"][0]
+        self._loads += 1
+
+    def _batches(self) -> Iterator[list[int]]:
+        self._draw.take_back()
+        at, loads = self._consumed, self._loads
+        while loads == self._loads:
+            self._given += 1
+            begin = at + self._rank * self._batch_size
+            yield _SeededBatch(self._samples(begin), f"{self._seed}/{begin}")
+            at += self._batch_size * self._world_size
+        raise RuntimeError(
+            f"the loader's iterator was made at sample {at}, before the position was restored, "
+            f"which is {self._consumed}: make it after restore"
+        )
 
     def _samples(self, at: int) -> list[int]:
         samples: list[int] = []
@@ -206,6 +267,76 @@ class PositionedSampler:
         return self._order[1]
 
 
+class _SeededBatches:
+    """The batches of a loader that keeps its own position; each seeds its worker by its number.
+
+    Those of an iterable data set do not, as the data set continues by itself.
+    """
+
+    def __init__(self, batches: Any, *, is_seeding: bool) -> None:
+        self.batches = batches
+        self.is_seeding = is_seeding
+        self.draw = _LoadersDraw()
+        self.given = 0
+        self.seed = f"{_own_key()}/{torch.initial_seed()}"
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.batches, name)
+
+    def __iter__(self) -> "_SeededIterator":
+        self.draw.may_follow()
+        return _SeededIterator(self)
+
+
+class _SeededIterator:
+    """One pass; its state also has what the loader would keep of the batches."""
+
+    def __init__(self, seeded: _SeededBatches) -> None:
+        self._seeded = seeded
+        self._batches: Any = iter(seeded.batches)
+        self._passed = 0
+
+    def __iter__(self) -> "_SeededIterator":
+        return self
+
+    def __next__(self) -> Any:
+        self._seeded.draw.take_back()
+        batch = next(self._batches)
+        self._passed += 1
+        self._seeded.given += 1
+        if not self._seeded.is_seeding:
+            return batch
+        return _SeededBatch(batch, f"{self._seeded.seed}/{self._seeded.given}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, and the seed of the batches."""
+        parts = {"sampler": self._seeded.batches, "pass": self._batches}
+        states = {name: part.state_dict() for name, part in parts.items() if _has_state(part)}
+        return states | {
+            "passed": self._passed,
+            "given": self._seeded.given,
+            "seed": self._seeded.seed,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from this state, or from one without seeds."""
+        if "seed" not in state:
+            self._batches.load_state_dict(state)
+            return
+        self._passed, self._seeded.given = state["passed"], state["given"]
+        self._seeded.seed = state["seed"]
+        if "sampler" in state:
+            self._seeded.batches.load_state_dict(state["sampler"])
+            self._batches = iter(self._seeded.batches)
+        if "pass" in state:
+            self._batches.load_state_dict(state["pass"])
+        elif "sampler" not in state:
+            self._batches = islice(self._batches, self._passed, None)
+
+
 def has_position(state: Iterable[object]) -> bool:
     """Whether any of these objects has the position in the data."""
     return any(getattr(part, "is_data_position", False) for part in state)
@@ -215,6 +346,35 @@ def _place() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
+
+
+def _has_state(part: object) -> bool:
+    return hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
+
+
+def _make_exact(loader: "DataLoader[Any]") -> None:
+    """Have a loader continue as if it had not been interrupted."""
+    if getattr(loader.batch_sampler, "is_data_position", False):
+        raise TypeError(
+            "the loader's batch_sampler is a PositionedSampler, which keeps the position: put the "
+            "sampler into the state, not the loader"
+        )
+    name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    is_seeding = loader.num_workers > 0 and not isinstance(loader.dataset, IterableDataset)
+    batches = _SeededBatches(getattr(loader, name), is_seeding=is_seeding)
+    # Torch lets nobody replace it, since a loader would not notice; this one passes all on.
+    object.__setattr__(loader, name, batches)
+
+
+def _received(samples: Any, seed: str) -> Any:
+    """The samples of a batch; if a worker receives them, they seed its generators."""
+    if get_worker_info() is not None:
+        digest = xxhash.xxh64_intdigest(seed.encode())
+        random.seed(digest)
+        torch.manual_seed(digest)
+        if "numpy" in sys.modules:  # of the upper bits: the generator of both is the same
+            sys.modules["numpy"].random.seed(digest >> 32)
+    return samples
 
 
 def _own_key() -> str:

@@ -1,5 +1,6 @@
 """The data position: an interrupted training uses the samples of an uninterrupted one."""
 
+import copy
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -13,6 +14,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.checkpoint_helpers.exact_training import (
+    HAS_TORCHDATA,
+    LAST,
+    Case,
+    Training,
+    differing,
+)
 from tests.unit.trainer_sdk.checkpoint.saved_states import Place
 from trainer_sdk import sdk_log
 from trainer_sdk.checkpoint.data import PerRank, PositionedSampler, RngState, has_position
@@ -131,6 +139,63 @@ def test_workers_that_read_ahead_do_not_move_the_position(tmp_path: Path) -> Non
     used = [batch[0].tolist() for batch in islice(sampler.counted(loader), 3)]
     assert used == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     assert sampler.consumed == 12
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("loader", ["positioned", "positioned_stateful", "stateful"])
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_an_interrupted_training_has_the_losses_of_an_undisturbed_one(
+    loader: str, workers: int
+) -> None:
+    """Bit for bit, with dropout and samples made at random; all of it in test_exact_resume.py."""
+    if "stateful" in loader and not HAS_TORCHDATA:
+        pytest.skip("torchdata is not installed")
+    case = Case(loader, workers, draws="all", persistent=workers > 0)
+    saved: dict[int, Any] = {}
+    undisturbed = Training(case)
+    for step in undisturbed.steps(0):
+        if step in {3, 6}:  # in the first epoch, and in or before the second
+            parts = undisturbed.state.items()
+            saved[step] = {name: copy.deepcopy(part.state_dict()) for name, part in parts}
+    for step, states in saved.items():
+        resumed = Training(case)
+        for part in resumed.state.values():
+            part.state_dict()  # a restore looks first where everything goes
+        for name, part in resumed.state.items():
+            part.load_state_dict(states[name])
+            part.state_dict()  # the next save is prepared
+        list(resumed.steps(step))
+        assert list(resumed.losses) == list(range(step + 1, LAST + 1))
+        assert differing(resumed.losses, undisturbed.losses) == []
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_iterator_from_before_the_restore_begins_at_the_position_or_is_refused(
+    workers: int,
+) -> None:
+    dataset = torch.utils.data.TensorDataset(torch.arange(40))
+    sampler = PositionedSampler(40, batch_size=4, shuffle=False)
+    loader = torch.utils.data.DataLoader(dataset, batch_sampler=sampler, num_workers=workers)
+    early = iter(loader)
+    sampler.load_state_dict({"place": (8, 40, 0, False)})
+    torch.manual_seed(1)
+    if workers:
+        with pytest.raises(RuntimeError, match="before the position was restored, which is 8"):
+            next(early)
+    else:
+        assert next(early)[0].tolist() == [8, 9, 10, 11]
+    drawn = torch.rand(3)
+    torch.manual_seed(1)
+    assert torch.equal(torch.rand(3), drawn)
+    assert next(sampler.counted(loader))[0].tolist() == [8, 9, 10, 11]
+
+
+def test_a_loader_of_a_sampler_with_a_position_is_refused_as_a_state() -> None:
+    sampler = PositionedSampler(40, batch_size=4)
+    loader: Any = torch.utils.data.DataLoader(range(40), batch_sampler=sampler)  # type: ignore[arg-type]
+    loader.state_dict = loader.load_state_dict = lambda *_: {}
+    with pytest.raises(TypeError, match="put the sampler into the state, not the loader"):
+        PerRank(loader)
 
 
 class Loader:
