@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 import msgspec
 from hypothesis import strategies as st
 
-from everstep.messages.base import Count
-
+CHARACTERS = st.characters(exclude_characters="\0", exclude_categories=["Cs"])
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
@@ -23,7 +22,7 @@ def strategy_for(hint: object) -> st.SearchStrategy[object]:
     if origin in (types.UnionType, typing.Union):
         return st.one_of([strategy_for(argument) for argument in arguments])
     if origin is typing.Annotated:
-        return st.integers(0, 2**53 - 1) if hint == Count else strategy_for(arguments[0])
+        return _within(arguments[0], arguments[1])
     if origin is tuple:
         if arguments[1:] == (...,):
             return st.lists(strategy_for(arguments[0]), max_size=2).map(tuple)
@@ -33,17 +32,27 @@ def strategy_for(hint: object) -> st.SearchStrategy[object]:
     return structs(hint) if _is_struct(hint) else _plain(hint)
 
 
+def _within(plain: object, bounds: msgspec.Meta) -> st.SearchStrategy[object]:
+    if bounds.pattern is not None:
+        return st.from_regex(bounds.pattern, fullmatch=True)
+    if plain is float:
+        return st.floats(bounds.ge, bounds.le)
+    if plain is int:
+        return st.integers(int(bounds.ge or 0), int(bounds.le or 0))
+    return strategy_for(plain)
+
+
 def _is_struct(hint: object) -> typing.TypeGuard[type[msgspec.Struct]]:
     return isinstance(hint, type) and issubclass(hint, msgspec.Struct)
 
 
 def _plain(hint: object) -> st.SearchStrategy[object]:
     plain: dict[object, st.SearchStrategy[object]] = {
-        str: st.text(max_size=10),
+        str: st.text(CHARACTERS, max_size=10),
         int: st.integers(-(2**63), 2**63 - 1),
         float: st.floats(allow_nan=False, allow_infinity=False),
         bool: st.booleans(),
-        datetime: st.datetimes(timezones=st.just(UTC)),
+        datetime: st.datetimes(datetime(1970, 1, 2), datetime(2999, 1, 1), timezones=st.just(UTC)),  # noqa: DTZ001
         types.NoneType: st.none(),
     }
     return plain[hint]

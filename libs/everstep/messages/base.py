@@ -11,11 +11,13 @@ says. Three rules follow:
   order;
 - "not known" is None, or an empty string or tuple, and is not sent at all.
 
-Floats are finite. Text is valid Unicode: decode foreign bytes with `errors="replace"`.
+Floats are finite, and have bounds that `Message` and `Part` give to every field; times lie between
+1970 and 3000. Text is valid Unicode without NUL: decode foreign bytes with `errors="replace"`.
 """
 
 from datetime import datetime
-from typing import Annotated
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import msgspec
 
@@ -23,16 +25,38 @@ Time = Annotated[datetime, msgspec.Meta(tz=True)]
 """A wall clock reading with its zone, UTC by convention: shown to people, never compared."""
 Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """A whole number that every reader and database can hold; a longer one is refused."""
+RoundNumber = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**52)]
+"""A round that an agent claims to know: the rounds after it are a `Count`, too."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
 """A number of something, or its place among others, which no reader must round."""
 NAME_CHARACTERS = 512
 Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS)]
 """An id, a name, or a word from a list; a longer one is refused. Free text has another type."""
 
+_SECONDS = Annotated[float, msgspec.Meta(ge=-1e10, le=1e10)]
+_FLOAT = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
 
-class Message(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", gc=False
-):
+
+def _bounded(name: str, hint: Any) -> Any:
+    """The type of a field, with bounds: a time plus or minus any seconds is still a time."""
+    if hint is float:
+        return _SECONDS if name.endswith("_s") else _FLOAT
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is None or origin is Annotated:
+        return hint
+    bounded = tuple(_bounded(name, argument) for argument in arguments)
+    return Union[bounded] if origin in {Union, UnionType} else origin[bounded]  # noqa: UP007
+
+
+class _Bounded(msgspec.Struct, frozen=True):
+    """Its fields have bounds, which msgspec checks when it decodes."""
+
+    def __init_subclass__(cls) -> None:
+        for name, hint in list(cls.__annotations__.items()):
+            cls.__annotations__[name] = _bounded(name, hint)
+
+
+class Message(_Bounded, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", gc=False):
     """Anything that crosses a process: immutable, its name and version in its tag.
 
     A released message only ever gains fields, each with a default. A changed meaning is
@@ -41,7 +65,7 @@ class Message(
     """
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class Part(_Bounded, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A piece of a message: immutable, without a tag, never sent alone."""
 
 
@@ -82,7 +106,7 @@ class Order(Message, frozen=True, kw_only=True):
     """32 hex digits; an agent that has carried it out ignores a second copy."""
     job: Name
     """The job whose ranks the order concerns."""
-    round: Count
+    round: RoundNumber
     """The fencing token: an order for an older round than the agent's is refused."""
     reason: str
     """Why, in words that the agent logs and an operator reads."""
@@ -106,9 +130,9 @@ class DocumentBody(Message, frozen=True, kw_only=True):
 class BlobRef(Part, frozen=True, kw_only=True):
     """Where a blob of evidence is, and the hash that its bytes must have."""
 
-    job: Name
-    """The job that the blob belongs to."""
-    id: Name
+    job: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,128}$")]
+    """The job that the blob belongs to: part of a subject, and of an address."""
+    id: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
     """The xxh3-128 of the bytes as stored, which is also the blob's name: a blob never changes."""
     size_bytes: Count
     """The size of the content, before compression."""

@@ -1,8 +1,11 @@
 """Messages to bytes and back: whatever the bytes are, a message or a `BadMessageError`."""
 
 import math
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from functools import cache
-from typing import TypeAlias, TypeVar, Union
+from typing import Any, TypeAlias, TypeVar, Union, get_args, get_type_hints
 
 import msgspec
 
@@ -19,6 +22,10 @@ AnyMessage: TypeAlias = Message
 """One of `MESSAGE_TYPES`. Match on the classes that you know, and pass over the rest."""
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
+
+_FIRST, _LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(3000, 1, 1, tzinfo=UTC)
+_NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")
+"""A NUL in JSON; not the six characters of its escape, whose own backslash is escaped."""
 
 _TAGS = frozenset(tag_of(message) for message in MESSAGE_TYPES)
 _ENCODER = msgspec.json.Encoder()
@@ -76,7 +83,10 @@ class _Tagged(msgspec.Struct, frozen=True):
 
 
 def encode(message: Message) -> bytes:
-    """The message as JSON; `BadMessageError` for a value that no reader could decode."""
+    """The message as JSON; `BadMessageError` for a value that no reader could decode.
+
+    A NUL in a text, for instance in a line that a rank printed, becomes U+FFFD.
+    """
     try:
         data = _ENCODER.encode(message)
     except (msgspec.EncodeError, TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -85,6 +95,8 @@ def encode(message: Message) -> bytes:
     # word is ten times cheaper than looking at every value, and it is almost never there.
     if b"null" in data:
         _refuse_non_finite(message)
+    if rb"\u0000" in data:
+        data = _NUL.sub(rb"\1\\ufffd", data)
     if len(data) > MAX_MESSAGE_BYTES:
         raise EncodingTooLargeError(tag_of(message), len(data), data)
     return data
@@ -109,13 +121,49 @@ def envelope(data: bytes) -> Envelope:
 def _decoded(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
     if len(data) > MAX_MESSAGE_BYTES:
         raise EncodingTooLargeError("it", len(data), data)
+    if rb"\u0000" in data and _NUL.search(data):
+        raise BadMessageError("it has a NUL in a text", data)
     try:
-        return decoder.decode(data)
+        decoded = decoder.decode(data)
     except (msgspec.DecodeError, ValueError, OverflowError) as error:
         _refuse_unknown(data)
         raise BadMessageError(str(error), data) from error
     except RecursionError as error:
         raise BadMessageError("it is nested too deeply", data) from error
+    if isinstance(decoded, msgspec.Struct):
+        _refuse_far_times(decoded, data)
+    return decoded
+
+
+def _refuse_far_times(value: msgspec.Struct, data: bytes) -> None:
+    """Raise `BadMessageError` for a time that a zone or a span could move out of the calendar."""
+    for name in _timed_fields(type(value)):
+        waiting: list[object] = [getattr(value, name)]
+        while waiting:
+            item = waiting.pop()
+            if isinstance(item, datetime):
+                if not _FIRST <= item < _LAST:
+                    raise BadMessageError(f"{name} is {item}, not between 1970 and 3000", data)
+            elif isinstance(item, Mapping):
+                waiting += item.values()
+            elif isinstance(item, tuple):
+                waiting += item
+            elif isinstance(item, msgspec.Struct):
+                _refuse_far_times(item, data)
+
+
+@cache
+def _timed_fields(of: type[msgspec.Struct]) -> tuple[str, ...]:
+    """The fields of a message or a part that hold a time, also deep inside."""
+    return tuple(name for name, hint in get_type_hints(of).items() if _is_timed(hint))
+
+
+def _is_timed(hint: Any) -> bool:
+    if hint is datetime:
+        return True
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return bool(_timed_fields(hint))
+    return any(_is_timed(argument) for argument in get_args(hint))
 
 
 def _refuse_unknown(data: bytes) -> None:

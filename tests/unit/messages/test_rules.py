@@ -67,9 +67,11 @@ def field_problems(field: msgspec.structs.FieldInfo, hint: object) -> Iterator[s
     if has_factory or not isinstance(field.default, (*IMMUTABLE, type(msgspec.NODEFAULT))):
         yield "default is mutable"
     if int in flat(hint) and not re.search(
-        r"le=9(223372036854775807|007199254740991)", str(field.type)
+        r"le=(9223372036854775807|9007199254740991|4503599627370496)", str(field.type)
     ):
         yield "a bare int: use Int or Count"
+    if float in flat(hint) and not re.search(r"le=1e\+?1[08]|le=10000000000.0", str(field.type)):
+        yield "a float without bounds"
     yield from unit_problems(field.name, hint)
     if bool in flat(hint) and not re.match(
         r"is_|are_|has_|then_|save_|again|warm|core_", field.name

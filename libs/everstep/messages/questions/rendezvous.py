@@ -1,6 +1,6 @@
 """Questions of agents, people and services to rendezvous, and their replies."""
 
-from everstep.messages.base import Count, Int, Name, Question, Reply
+from everstep.messages.base import Count, Int, Name, Question, Reply, RoundNumber
 from everstep.messages.facts.health import CheckResult
 from everstep.messages.facts.jobs import JobSpec
 from everstep.messages.orders import AwaitRound, GroupPosition, StandBy, StartRanks, StopRanks
@@ -36,7 +36,7 @@ class Join(Question, frozen=True, kw_only=True, tag="join.v1"):
     """The node's place in the network, outermost first."""
     group: Name = ""
     """The node's replacement group: its nodes are replaced together."""
-    last_round: Int | None = None
+    last_round: RoundNumber | None = None
     """The last round in which the node took part."""
     last_slot: Int | None = None
     """The slot that the node held in that round."""
@@ -50,7 +50,7 @@ class Join(Question, frozen=True, kw_only=True, tag="join.v1"):
     """The node has a process that has already imported the script's modules."""
     replica_port: Int | None = None
     """The port of the node's replica server."""
-    known_round: Int = 0
+    known_round: RoundNumber = 0
     """The newest round that the agent has heard of: it refuses orders of older rounds."""
     running: StartRanks | None = None
     """The order whose ranks the agent still runs after it was cut off: from it, rendezvous can make
