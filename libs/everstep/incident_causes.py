@@ -31,6 +31,9 @@ EvidenceTime = Literal["none", "crash", "stall"]
 SECONDARY = "secondary:"
 """Before the fingerprint of a failure that looks like the consequence of another rank's end."""
 
+WAITS = f"{SECONDARY}waits"
+"""The fingerprint of the stall of a rank that waits for others."""
+
 CONSEQUENCE, PLAIN, NODE = 1, 2, 3
 """How much a report explains of the others: nothing, something, all."""
 

@@ -7,6 +7,7 @@ import pytest
 
 from everstep.bus.documents import packed
 from everstep.messages import (
+    DrainNode,
     IncidentClosed,
     IncidentOpened,
     JobEnded,
@@ -401,6 +402,32 @@ def test_an_elastic_round_starts_with_fewer_shrinks_and_grows_at_the_next_round(
     world.back("n0", "n2")
     assert world.members() == ["n0", "n2", "n3", "n4"]
     assert world.of(RoundFormed)[-1].cause == "grow"
+
+
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_a_node_that_is_lost_after_the_end_of_a_round_did_not_end_it(is_heard: bool) -> None:
+    world = World(spec(3)).started("n0", "n1", "n2")
+    world.tick(60)
+    world.report("n0", "rank_exited", exit_code=1, rank=1)
+    world.tick(0.28)
+    if is_heard:
+        world.back("n1")
+    world.gone("n1")
+    assert world.doc.incident is not None
+    assert world.doc.incident.trigger == ("rank_exited" if is_heard else "node_lost")
+
+
+def test_agents_are_told_what_ended_a_round_and_not_what_the_next_one_waits_for() -> None:
+    world = World(spec(3)).started("n0", "n1", "n2")
+    world.apply(DrainNode(job="j", node="n1", by="ann", reason="fan"))
+    (said,) = {order.reason for _, order in world.orders if isinstance(order, StopRanks)}
+    world.leave("n1")
+    world.back("n0")
+    world.tick(20)
+    assert world.doc.reason.startswith("waits up to 600 s for round 2")
+    (reply,) = world.join("n2", running=world.order("n2"), running_state="stopping", known_round=1)
+    assert isinstance(reply.order, StopRanks)
+    assert reply.order.reason == said
 
 
 @pytest.mark.parametrize(

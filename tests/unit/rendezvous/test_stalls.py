@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from everstep.messages import IncidentOpened, NameExcuse, RoundEnded
+from everstep.incident_causes import WAITS
+from everstep.messages import IncidentOpened, NameExcuse, RoundEnded, StopRanks
 from everstep.messages.orders import GroupPosition
 from everstep_services.rendezvous.domain.events import JobControl
 from tests.unit.rendezvous.world import World, spec
@@ -159,6 +160,33 @@ def test_a_replica_that_takes_over_asks_itself_and_first_lets_agents_come_back()
     assert (len(asked(world)), world.doc.phase) == (2, "running")
     world.tick(0.5)
     assert world.doc.phase == "ending"
+
+
+def test_a_rank_that_waits_for_others_is_not_named_if_another_has_stalled_too() -> None:
+    """As in a pipeline: the neighbours of the rank that hangs pass their limits first."""
+    world = running()
+    stall(world, "n1", 2, 6.0, fingerprint=WAITS)
+    stall(world, "n0", 1, 5.9)
+    world.tick(0.5)
+    assert world.doc.phase == "ending"
+    assert reasons(world) == ["n0 rank_stalled"]
+
+
+def test_a_stall_of_a_rank_that_waits_is_corrected_once_by_that_of_one_that_does_not() -> None:
+    world = running()
+    stall(world, "n1", 2, 6.0, fingerprint=WAITS)
+    world.tick(0.5)
+    (first,) = [order for _, order in world.orders if isinstance(order, StopRanks)]
+    assert first.cause_within_s > 0, "agents show it once the better cause had time to come"
+    stall(world, "n0", 1, 6.0)
+    stall(world, "n0", 0, 6.0, fingerprint=WAITS)
+    assert reasons(world) == ["n1 rank_stalled", "n0 rank_stalled"]
+
+
+def reasons(world: World) -> list[str]:
+    """The reasons of the orders to stop, each once."""
+    orders = [order for _, order in world.orders if isinstance(order, StopRanks)]
+    return list(dict.fromkeys(order.reason for order in orders))
 
 
 def test_the_brake_that_comes_while_others_are_asked_holds() -> None:

@@ -300,6 +300,8 @@ class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document
     """The highest step of this round, as far as agents have reported."""
     incident: OpenIncident | None = None
     """The incident that is open, if any."""
+    end_reason: str = ""
+    """Why the last round that ended did: what agents show, until a better reason is known."""
     planned: PlannedEnd | None = None
     """How the round is going to end, once the ranks had time to save."""
     saving: AgreedSave | None = None

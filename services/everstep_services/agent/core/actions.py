@@ -55,6 +55,8 @@ class SendReport:
     grace_s: float | None = None
     waited_s: float | None = None
     entered_in: Mapping[str, int] = field(default_factory=dict)
+    fingerprint: str = ""
+    """That of an event that is not the end of a rank."""
     excuse_s: float | None = None
     step_s: float | None = None
     age_s: float | None = None

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from everstep.incident_causes import WAITS
 from everstep.messages import (
     AwaitRound,
     CollectEvidence,
@@ -248,7 +249,7 @@ class Agent:
         """The script of a rank has seen that it should stop, after this step."""
         return self._part.stops_after(rank, step, now) if self._part else []
 
-    def rank_stalled(
+    def rank_stalled(  # noqa: PLR0913  the content of a report
         self,
         rank: int,
         reason: str,
@@ -256,6 +257,8 @@ class Agent:
         fact: str,
         now: float,
         entered_in: Mapping[str, int] | None = None,
+        *,
+        waits_for_others: bool = False,
     ) -> list[Action]:
         """A rank has made no progress past its limit; reported again until something follows."""
         part = self._part
@@ -263,7 +266,7 @@ class Agent:
             return []
         told = SendReport(
             part.round, "rank_stalled", reason, rank, waited_s=waited_s, fact=fact,
-            entered_in=entered_in or {},
+            entered_in=entered_in or {}, fingerprint=WAITS if waits_for_others else "",
         )  # fmt: skip
         return part.stalled(told, rank, now)
 

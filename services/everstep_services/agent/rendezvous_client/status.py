@@ -177,7 +177,7 @@ class AgentStatus:
             fact=fact,
             rank=tell.rank,
             step=self._step(tell),
-            fingerprint="" if ending is None else ending.fingerprint,
+            fingerprint=tell.fingerprint if ending is None else ending.fingerprint,
             exit_code=None if ending is None else ending.code,
             is_of_code=ending is not None and ending.is_of_code,
             last_progress_age_s=self._progress.age_s() if tell.age_s is None else tell.age_s,

@@ -29,6 +29,11 @@ class Interpreter:
     at: str = ""
     """Where the main thread is, if it is in Python."""
 
+    @property
+    def is_in_distributed(self) -> bool:
+        """The main thread is in a call of torch.distributed, which waits for other ranks."""
+        return self.at.startswith(("distributed_c10d.py:", "rendezvous.py:"))
+
 
 async def look_into(folder: Path, within_s: float = WITHIN_S) -> Interpreter | None:
     """Whether Python runs in a rank; None if that is not known in time.
@@ -114,7 +119,11 @@ def in_words(
             parts.insert(0, "it holds the interpreter's lock: no Python thread of it runs")
     if waits_in:
         parts.append(f"it is in the collective {waits_in}")
-    return ProcessState(process.letter, "; ".join(part for part in parts if part))
+    waits = bool(waits_in) or (python is not None and python.is_in_distributed)
+    waits &= not process.is_own_reason and (python is None or python.runs)
+    if waits:
+        parts.append("it waits for other ranks, so the cause may be another one")
+    return ProcessState(process.letter, "; ".join(part for part in parts if part), waits)
 
 
 def _place(traceback: bytes) -> str:

@@ -44,6 +44,8 @@ class ProcessState:
 
     letter: str
     text: str
+    waits_for_others: bool = False
+    """It is in a call of torch.distributed: another rank may be the reason of the stall."""
 
     @property
     def is_own_reason(self) -> bool:

@@ -175,12 +175,11 @@ class StallRecorder:
             reason += f"; {process.text}"
         self._workdir.say(reason, is_warning=True)
         if is_fatal:
-            now, waited_s = self._clock.now(), stalled.waited_s
-            self._do(
-                self._agent.rank_stalled(
-                    place.rank, reason, waited_s, fact.id, now, place.entered_in
-                )
-            )
+            acts = self._agent.rank_stalled(
+                place.rank, reason, stalled.waited_s, fact.id, self._clock.now(), place.entered_in,
+                waits_for_others=process.waits_for_others,
+            )  # fmt: skip
+            self._do(acts)
 
     def _moving(self, moving: Moving) -> None:
         order, rank = self._agent.order, moving.stalled.place.rank

@@ -157,7 +157,7 @@ class Batch:
             id=doc.stop_order or "0" * 32,
             job=doc.job,
             round=doc.round,
-            reason=doc.incident.reason if doc.incident else doc.reason,
+            reason=doc.end_reason or doc.reason,
             cause=cause,
             incident=doc.incident.id if doc.incident else None,
             evidence_s=self.evidence_s(cause),

@@ -43,7 +43,8 @@ def end_round(batch: Batch, sign: Sign) -> None:
             incidents.broke_again(batch, sign)
             opened = state.doc.incident
     _say_ended(batch, sign.trigger, sign.reason, opened, sign)
-    state.set(stop_order=batch.now.new_id(), planned=None, saving=None, stalls=(), checks=())
+    state.set(stop_order=batch.now.new_id(), end_reason=sign.reason)
+    state.set(planned=None, saving=None, stalls=(), checks=())
     for seat in state.in_stage(*AT_WORK):
         state.put(with_stage(seat, "stopping" if seat.instance else "gone"))
     batch.enter("ending", sign.reason)

@@ -47,10 +47,14 @@ class Sign:
     check: str = ""
     accused: tuple[str, ...] = ()
     """For a failed check: the nodes on which it fails, while others pass it."""
+    is_later: bool = False
+    """It happened after the round had ended, and explains nothing."""
 
     @property
     def weight(self) -> int:
         """How well it explains other reports: a lost node explains the errors of its peers."""
+        if self.is_later:
+            return 0
         weight = meaning_of(self.trigger).weight
         is_consequence = weight == PLAIN and self.fingerprint.startswith(SECONDARY)
         return CONSEQUENCE if is_consequence else weight
@@ -63,6 +67,7 @@ def add(batch: Batch, sign: Sign) -> OpenIncident:
     batch.state.set(incident=incident)
     is_another = open_one is not None and open_one.reason != incident.reason
     if is_another and batch.state.doc.phase == "ending":
+        batch.state.set(end_reason=incident.reason)
         # Nobody needs to wait for the cause any more, and agents with an older cause get this one.
         batch.send(batch.stop_order())
     return incident

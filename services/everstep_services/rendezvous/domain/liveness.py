@@ -1,5 +1,8 @@
 """Agents that are gone, according to a probe, to health, or to themselves."""
 
+import dataclasses
+from math import inf
+
 from msgspec.structs import replace
 
 from everstep.messages import NodeLost, Seat
@@ -9,6 +12,9 @@ from everstep_services.rendezvous.domain.ends import end_round
 from everstep_services.rendezvous.domain.events import LivenessProbe, Probed
 from everstep_services.rendezvous.domain.incidents import Sign
 from everstep_services.rendezvous.domain.state import AT_WORK, OVER, with_stage
+
+_SLACK_S = 0.2
+"""A node that was heard this long after a round's end was there when the round ended."""
 
 
 def probed(batch: Batch, probe: Probed) -> None:
@@ -35,6 +41,10 @@ def lost(batch: Batch, finding: NodeLost) -> None:
 def fell_away(batch: Batch, seat: Seat, sign: Sign) -> None:
     """Remove a node that is gone; a round that needed it is over."""
     state, doc = batch.state, batch.state.doc
+    heard_ago_s = batch.now.s - batch.memory.heard.get(seat.instance, -inf)
+    if sign.trigger == "node_lost" and doc.phase == "ending":
+        silent_s = min(sign.detect_s or inf, heard_ago_s)
+        sign = dataclasses.replace(sign, is_later=silent_s < batch.phase_s - _SLACK_S)
     batch.forget_agent(seat.instance)
     if doc.phase in OVER:
         state.drop(seat.node)

@@ -148,10 +148,11 @@ def _decide(batch: Batch, stall: OpenStall) -> None:
     if not batch.control.enforces("restart", otherwise=True):
         _observe(batch, stall.node, stall.reason, stall.fact)
         return
-    others = batch.state.doc.stalls
-    end_round(batch, _sign(batch, stall))
-    for other in others:
-        incidents.add(batch, _sign(batch, other))
+    signs = [_sign(batch, late) for late in (stall, *batch.state.doc.stalls)]
+    signs.sort(key=lambda sign: -sign.weight)  # those that wait for others are not the cause
+    end_round(batch, signs[0])
+    for sign in signs[1:]:
+        incidents.add(batch, sign)
 
 
 def _observe(batch: Batch, node: str, reason: str, fact: str | None) -> None:

@@ -48,6 +48,7 @@ class DocumentChanges(TypedDict, total=False):
     restore_s: float
     round_step: int | None
     incident: OpenIncident | None
+    end_reason: str
     planned: PlannedEnd | None
     saving: AgreedSave | None
     stalls: tuple[OpenStall, ...]

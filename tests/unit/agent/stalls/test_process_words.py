@@ -19,6 +19,7 @@ from tests.unit.agent.stalls.stalled_ranks import Clock, clock_of_pages, limits_
 from tests.unit.worker_server import Answers, worker_server
 from tests.waiting import until_async
 
+WAITS = "it waits for other ranks, so the cause may be another one"
 HELD = "it holds the interpreter's lock: no Python thread of it runs"
 TRACEBACK = b"""Current thread 0x00007fd4c37fe6c0 (most recent call first):
   <no Python frame>
@@ -83,7 +84,13 @@ def test_of_a_process_that_is_gone_nothing_is_said(tmp_path: Path) -> None:
             ("S", "it waits for a lock"),
             Interpreter(runs=True),
             "gloo:all_reduce",
-            "it waits for a lock; it is in the collective gloo:all_reduce",
+            f"it waits for a lock; it is in the collective gloo:all_reduce; {WAITS}",
+        ),
+        (
+            ("S", "it waits for a lock"),
+            Interpreter(runs=True, at="distributed_c10d.py:2799 in recv"),
+            "",
+            f"it waits for a lock; its main thread is at distributed_c10d.py:2799 in recv; {WAITS}",
         ),
         (("T", "it is stopped"), Interpreter(runs=False), None, "it is stopped"),
         (("D", "it waits for a disk"), Interpreter(runs=False), None, "it waits for a disk"),
@@ -93,7 +100,9 @@ def test_of_a_process_that_is_gone_nothing_is_said(tmp_path: Path) -> None:
 def test_what_is_said_of_it(
     process: tuple[str, str], python: Interpreter | None, waits_in: str | None, text: str
 ) -> None:
-    assert in_words(ProcessState(*process), python, waits_in).text == text
+    found = in_words(ProcessState(*process), python, waits_in)
+    assert found.text == text
+    assert found.waits_for_others == text.endswith(WAITS)
 
 
 def silent() -> bytes | None:
