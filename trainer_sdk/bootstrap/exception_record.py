@@ -52,9 +52,9 @@ def write_flight_recorder(environ: Mapping[str, str], folder: str) -> None:
         return
     if path == prefix or os.path.exists(path):
         return
-    dumps = [getattr(bindings, name, None) for name in _DUMPS]
-    content = max((dump() for dump in dumps if dump is not None), key=len, default=b"")
-    if b'"entries"' in content:
+    dumps = [dump() for name in _DUMPS if (dump := getattr(bindings, name, None)) is not None]
+    content = max((dump for dump in dumps if b'"entries"' in dump), key=len, default=b"")
+    if content:
         temporary = f"{path}.{os.getpid()}"
         with open(temporary, "wb") as file:
             file.write(content)

@@ -1,4 +1,4 @@
-"""The flight recorder of each rank, from torch's server in it, or from the dump of torch."""
+"""The flight recorders of each rank, from torch's server in it, or from the dump of torch."""
 
 import asyncio
 from collections.abc import Mapping
@@ -14,23 +14,24 @@ from everstep_services.agent.collectors.collection import (
     left_file,
 )
 from everstep_services.agent.ranks.protocol import RankSeen
-from everstep_services.agent.stalls.collectives import parse_collectives
-from everstep_services.agent.stalls.torch_server import TorchServerError, answer, has_server
+from everstep_services.agent.stalls.collectives import CollectiveState, parse_collectives
+from everstep_services.agent.stalls.recorder_traces import joined, read_traces
+from everstep_services.agent.stalls.torch_server import TorchServerError, has_server
 from trainer_sdk import layout
 
 MOST_BYTES = 16 << 20
-_HANDLER = "fr_trace_json?onlyactive=false&includestacktraces=false"
-"""Without stacks: naming their lines would wait for the interpreter's lock."""
-_PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+_PREFIXES = (
+    "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCHCOMM_FR_DUMP_TEMP_FILE",
+)  # fmt: skip
 
 
 async def flight_recorders(scene: Scene, clock: Clock) -> EvidenceFound | None:
-    """The recorder of each rank; for ranks that are gone, the dump that torch made itself."""
+    """The recorders of each rank; for ranks that are gone, the dump that torch made itself."""
     began_wall_s = clock.wall().timestamp() - (clock.now() - scene.began_s)
 
-    async def dumped(rank: RankSeen) -> RankPiece | None:
+    async def dumped(rank: RankSeen, since_s: float = began_wall_s - 1) -> RankPiece | None:
         path = _dump_path(rank, scene.environs.get(rank.rank, {}))
-        content = await asyncio.to_thread(left_file, path, MOST_BYTES, began_wall_s - 1)
+        content = await asyncio.to_thread(left_file, path, MOST_BYTES, since_s)
         if content is None:
             return None
         suffix = "json" if content.startswith(b"{") else "pickle"
@@ -40,33 +41,40 @@ async def flight_recorders(scene: Scene, clock: Clock) -> EvidenceFound | None:
 
     async def recorded(rank: RankSeen) -> RankPiece:
         try:
-            return await _recorded(rank, scene.each_within_s)
+            state, piece = await _recorded(rank, scene.each_within_s)
         except NothingFoundError:
             if (left := await dumped(rank)) is not None:
                 return left
             raise
+        if state.waits_in:
+            return piece
+        # Torch dumps what hangs before it gives that up: then nothing hangs any more, or is newer.
+        left = await dumped(rank, max(began_wall_s - 1, state.entered_at_s or 0.0))
+        return left or piece
 
     return await from_each(scene, recorded, gone=dumped)
 
 
-async def _recorded(rank: RankSeen, within_s: float) -> RankPiece:
+async def _recorded(rank: RankSeen, within_s: float) -> tuple[CollectiveState, RankPiece]:
     if not has_server(rank.folder):
         raise NothingFoundError(
             "torch has no server in it: it has not imported torch, is exiting, or is not Python"
         )
     try:
         # a little earlier than the rank as a whole, so that its own dump can still be read
-        content = await answer(rank.folder, _HANDLER, within_s * 0.9)
+        traces = await read_traces(rank.folder, within_s * 0.9, is_whole=True)
     except TorchServerError as error:
         raise NothingFoundError(f"its recorder: {error}") from error
+    state = parse_collectives(traces)
+    if state is None:
+        raise NothingFoundError(f"its recorder answered nonsense: {traces[0][:80]!r}")
+    content = await asyncio.to_thread(joined, traces)
     if len(content) > MOST_BYTES:
         raise NothingFoundError(f"its recorder has {len(content)} bytes, at most {MOST_BYTES} fit")
-    trace = parse_collectives(content)
-    if trace is None:
-        raise NothingFoundError(f"its recorder answered nonsense: {content[:80]!r}")
-    waits = f", waits in {trace.waits_in}" if trace.waits_in else ""
-    count = f"{trace.entered} collectives" if trace.entered else "no collective yet"
-    return RankPiece(f"{count}{waits}", ArchiveMember(rank.rank, "json", content))
+    waits = f", waits in {state.waits_in}" if state.waits_in else ""
+    count = f"{state.entered} collectives" if state.entered else "no collective yet"
+    piece = RankPiece(f"{count}{waits}", ArchiveMember(rank.rank, "json", content))
+    return state, piece
 
 
 def _dump_path(rank: RankSeen, environ: Mapping[str, str]) -> str:

@@ -92,12 +92,14 @@ class RankSampler:
         for rank, watched in silent.items():
             samples, began_s = round_.setdefault(rank, _Known()), self._clock.now()
             collectives = await read_collectives(watched.folder)
-            if (
-                collectives is not None
-                and collectives.entered_at_s is None
-                and collectives.entered == samples.entered
+            if collectives is not None and (
+                collectives.is_unclear
+                or (
+                    collectives.entered_at_s is None
+                    and collectives.entered <= (samples.entered or -1)
+                )
             ):
-                # It seems to stand, and its recorder lists nothing that goes on.
+                # It seems to stand, and a recorder lists nothing that goes on.
                 collectives = await read_collectives(watched.folder, is_whole=True) or collectives
             await asyncio.to_thread(self._idleness.overlook, rank)  # its answers were work
             samples.signs = self._signs(samples, idle_s.get(rank), collectives)

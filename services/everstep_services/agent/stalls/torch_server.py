@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+import msgspec
+
 from everstep.errors import EverstepError
 from trainer_sdk import layout
 from trainer_sdk.bootstrap.agent_link import ShortPath
@@ -29,9 +31,21 @@ async def ask(folder: Path, handler: str, within_s: float) -> bytes | None:
 
 async def answer(folder: Path, handler: str, within_s: float) -> bytes:
     """The answer of one of its handlers; `TorchServerError` says why there is no good one."""
+    return await _answer(folder, f"POST /handler/{handler}", within_s)
+
+
+async def handlers(folder: Path, within_s: float) -> frozenset[str]:
+    """The names of its handlers; `TorchServerError` if it does not list them."""
+    try:
+        return _NAMES.decode(await _answer(folder, "GET /handler/", within_s))
+    except msgspec.MsgspecError as error:
+        raise TorchServerError(f"torch's server in it lists no handlers: {error}") from None
+
+
+async def _answer(folder: Path, request: str, within_s: float) -> bytes:
     try:
         async with asyncio.timeout(within_s):
-            reply = await _asked(str(folder / layout.WORKER_SOCKET), handler)
+            reply = await _asked(str(folder / layout.WORKER_SOCKET), request)
     except TimeoutError:
         raise TorchServerError(f"no answer within {within_s:.2g} s") from None
     except OSError as error:
@@ -44,12 +58,12 @@ async def answer(folder: Path, handler: str, within_s: float) -> bytes:
     return body
 
 
-async def _asked(path: str, handler: str) -> bytes:
+async def _asked(path: str, request: str) -> bytes:
     with ShortPath(path) as short:
         reader, writer = await asyncio.open_unix_connection(short)
     try:
         writer.write(
-            f"POST /handler/{handler} HTTP/1.1\r\n"
+            f"{request} HTTP/1.1\r\n"
             "Host: rank\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()
         )
         answer = bytearray()
@@ -61,3 +75,6 @@ async def _asked(path: str, handler: str) -> bytes:
         return bytes(answer)
     finally:
         writer.close()
+
+
+_NAMES = msgspec.json.Decoder(frozenset[str])

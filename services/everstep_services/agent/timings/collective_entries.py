@@ -64,14 +64,15 @@ class Recording:
     """The ranks of a group, where that is recorded."""
 
 
-def parse_recording(body: bytes) -> Recording | None:
-    """Parse the trace of a flight recorder; None if it is not one.
+def parse_recording(bodies: Sequence[bytes]) -> Recording | None:
+    """Parse the traces of a rank's flight recorders; None if one is not a trace.
 
     Both ends of a transfer between two ranks number it differently, so only transfers with a
     duration are kept.
     """
-    trace = _decoded(_latest(body)) or _decoded(body)
-    if trace is None:
+    decoded = [_decoded(_latest(body)) or _decoded(body) for body in bodies]
+    traces = [trace for trace in decoded if trace is not None]
+    if len(traces) < len(bodies):
         return None
     entries = [
         CollectiveEntry(
@@ -82,11 +83,13 @@ def parse_recording(body: bytes) -> Recording | None:
             lasted_s=None if entry.duration_ms is None else entry.duration_ms / 1e3,
             is_transfer=entry.is_p2p,
         )
+        for trace in traces
         for entry in trace.entries[-_READ:]
         if _is_good(entry)
     ]
     entries.sort(key=lambda item: item.at_s)
-    return Recording(tuple(entries), _members(trace))
+    members = {group: ranks for trace in traces for group, ranks in _members(trace).items()}
+    return Recording(tuple(entries), members)
 
 
 def within(recording: Recording, starts_s: float, ends_s: float) -> tuple[CollectiveEntry, ...]:

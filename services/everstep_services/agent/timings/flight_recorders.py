@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from everstep_services.agent.stalls.torch_server import ask, has_server
+from everstep_services.agent.stalls.recorder_traces import read_traces
+from everstep_services.agent.stalls.torch_server import TorchServerError, has_server
 from everstep_services.agent.timings.collective_entries import Recording, parse_recording
 from everstep_services.agent.timings.window import StepRange
 
-_WHOLE = "fr_trace_json?onlyactive=false&includestacktraces=false"
 _WITHIN_S = 1.0
 SPARED = "recorder spared"
 _S_PER_BYTE = 75e-9
@@ -45,14 +45,12 @@ class FlightRecorders:
             return RecordedEntries(gaps=dict.fromkeys(folders, SPARED))
         served = await asyncio.to_thread(_with_servers, folders)
         async with asyncio.TaskGroup() as asking:
-            asked = {
-                rank: asking.create_task(ask(folder, _WHOLE, _WITHIN_S))
-                for rank, folder in served.items()
-            }
-        bodies = {rank: body for rank, task in asked.items() if (body := task.result())}
-        self._most_bytes = max(map(len, bodies.values()), default=self._most_bytes)
-        parsed = {rank: await asyncio.to_thread(parse_recording, body)
-                  for rank, body in bodies.items()}  # fmt: skip
+            asked = {rank: asking.create_task(_traces(folder)) for rank, folder in served.items()}
+        traces = {rank: of for rank, task in asked.items() if (of := task.result())}
+        sizes = [sum(map(len, of)) for of in traces.values()]
+        self._most_bytes = max(sizes, default=self._most_bytes)
+        parsed = {rank: await asyncio.to_thread(parse_recording, of)
+                  for rank, of in traces.items()}  # fmt: skip
         recordings = {
             rank: recording for rank, recording in parsed.items() if recording is not None
         }
@@ -66,6 +64,13 @@ class FlightRecorders:
         while stride < _LEAST_OFTEN and stride * lasted_s * _MOST_RATIO < costs_s:
             stride *= 2
         return stride
+
+
+async def _traces(folder: Path) -> tuple[bytes, ...]:
+    try:
+        return await read_traces(folder, _WITHIN_S, is_whole=True)
+    except TorchServerError:
+        return ()
 
 
 def _with_servers(folders: Mapping[int, Path]) -> dict[int, Path]:

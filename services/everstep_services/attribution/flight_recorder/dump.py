@@ -145,7 +145,7 @@ class _Reader:
     def _take_call(self, call: RecordedCall, sequence: int, created: int) -> None:
         if call.is_transfer:
             call.group.take_transfer(call.transfer, created)
-        else:
+        elif sequence >= 0:  # what the agent has made -1 counts the calls of all groups
             call.group.take_collective(sequence, call.digest, created)
             if call.is_close:
                 call.group.take_close(sequence)

@@ -41,6 +41,7 @@ TRACE = json.dumps(
     }
 ).encode()
 ENOUGH_S = 30.0
+NCCL = "dump_nccl_trace_json"
 
 
 def rank(folder: Path, number: int, pid: int = 0, *, is_gone: bool = False) -> RankSeen:
@@ -100,8 +101,8 @@ def test_each_rank_has_a_recording_or_a_reason(tmp_path: Path) -> None:
     assert missing(piece) == {
         1: EXITED,
         2: NOT_STARTED,
-        3: "its recorder: torch's server in it refused: HTTP/1.1 404 Not Found",
-        4: "its recorder answered nonsense: b'what?'",
+        3: "its recorder: torch's server in it has no flight recorder",
+        4: "its recorder: it answered nonsense: b'what?'",
         5: "torch has no server in it: it has not imported torch, is exiting, or is not Python",
     }
     assert piece.content is not None
@@ -145,6 +146,27 @@ def test_what_torch_has_dumped_itself_is_taken_of_ranks_that_are_gone(
     dump.write_bytes(b"pickled")
     found = unpack(asyncio.run(recorded(scene, {})).packed())
     assert [(one.name, one.content) for one in found.members] == [("rank_3.pickle", b"pickled")]
+
+
+@pytest.mark.parametrize(
+    ("entered_ago_s", "is_silent", "name"),
+    [(50, False, "rank_0.pickle"), (-50, False, "rank_0.json"), (50, True, "rank_0.pickle")],
+)
+def test_the_dump_of_a_living_rank_counts_until_it_enters_another_collective(
+    tmp_path: Path, entered_ago_s: float, is_silent: bool, name: str
+) -> None:
+    """Torch dumps a hang of NCCL and gives it up: then its recorder lists nothing that waits."""
+    entered_ns = round((time.time() - entered_ago_s) * 1e9)
+    over = {"profiling_name": "nccl:all_reduce", "state": "completed", "record_id": 4,
+            "time_created_ns": entered_ns}  # fmt: skip
+    trace = json.dumps({"entries": [over]}).encode()
+    living = rank(tmp_path, 0, os.getpid())
+    (living.folder / "flight_0").write_bytes(b"pickled")
+    scene = Scene([living], 3.0 if is_silent else ENOUGH_S, began_s=CLOCK.now() - 100)
+    answer = (lambda: None) if is_silent else (lambda: trace)
+    answers: dict[int, Answers] = {0: {"fr_trace_json": lambda: b"{}", NCCL: answer}}
+    (member,) = unpack(asyncio.run(recorded(scene, answers)).packed()).members
+    assert member.name == name
 
 
 def test_a_dump_that_is_a_link_a_pipe_or_huge_is_left_alone(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def trace(*entries: dict[str, Any], **enqueued: int) -> bytes:
     ],
 )
 def test_what_a_recorder_says(body: bytes, found: CollectiveState | None) -> None:
-    assert parse_collectives(body) == found
+    assert parse_collectives([body]) == found
 
 
 def test_parts_of_a_split_group_have_different_names_and_all_ranks_of_a_part_the_same() -> None:
@@ -112,7 +112,7 @@ def test_parts_of_a_split_group_have_different_names_and_all_ranks_of_a_part_the
         waits = entry(rank, collective_seq_id=4, retired=False, process_group=["1", "mesh_tp"])
         document = json.loads(trace(waits, g1=4))
         document["pg_config"] = {"1": {"name": "1", "desc": "mesh_tp", "ranks": str([*members])}}
-        state = parse_collectives(json.dumps(document).encode())
+        state = parse_collectives([json.dumps(document).encode()])
         assert state is not None
         assert state.awaits is not None
         group, number = state.awaits
@@ -211,6 +211,16 @@ async def test_with_nccl_a_rank_that_stands_is_asked_when_it_stopped(
         stands = await recorder.look()
         assert stands.collective_s == pytest.approx(stopped_s, abs=0.001)
         assert [one for one in asked if "onlyactive=false" in one]
+
+
+async def test_whether_the_transfers_of_a_batch_are_over_only_the_whole_trace_tells(
+    recorder: Recorder, tmp_path: Path
+) -> None:
+    part = entry(0, retired=False, profiling_name="nccl:send 0->1", is_p2p=True, p2p_seq_id=1)
+    close = {**part, "record_id": 1, "profiling_name": "nccl:coalesced", "state": "completed"}
+    recorder.active, recorder.whole = trace(part), trace(part, close)
+    async with worker_server(tmp_path, recorder.answers):
+        assert (await recorder.look()).collective == ""
 
 
 async def test_what_was_asked_in_one_round_is_not_known_in_the_next(

@@ -40,7 +40,7 @@ def trace(entries: list[dict[str, Any]], **changed: Any) -> bytes:
 
 
 def test_entries_are_read_with_their_group_sequence_and_size() -> None:
-    found = parse_recording(trace([recorded(1), recorded(2, process_group=["3", "undefined"])]))
+    found = parse_recording([trace([recorded(1), recorded(2, process_group=["3", "undefined"])])])
     assert found is not None
     assert [(one.group, one.sequence, one.op) for one in found.entries] == [
         ("0 default_pg", 1, "all_reduce 200"),
@@ -51,7 +51,7 @@ def test_entries_are_read_with_their_group_sequence_and_size() -> None:
 
 
 def test_only_the_latest_of_a_full_ring_are_read() -> None:
-    found = parse_recording(trace([recorded(number) for number in range(1, 2001)]))
+    found = parse_recording([trace([recorded(number) for number in range(1, 2001)])])
     assert found is not None
     assert found.entries[-1].sequence == 2000
     assert MOST < len(found.entries) < 2000
@@ -62,13 +62,13 @@ def test_only_the_latest_of_a_full_ring_are_read() -> None:
 
 def test_keys_in_another_order_are_read_as_well() -> None:
     entries = [dict(reversed(recorded(number).items())) for number in range(5)]
-    found = parse_recording(trace(entries))
+    found = parse_recording([trace(entries)])
     assert found is not None
     assert len(found.entries) == 5
 
 
 def test_transfers_between_two_ranks_are_left_out_without_durations() -> None:
-    found = parse_recording(trace([recorded(1), recorded(2, is_p2p=True, p2p_seq_id=1)]))
+    found = parse_recording([trace([recorded(1), recorded(2, is_p2p=True, p2p_seq_id=1)])])
     assert found is not None
     assert [one.sequence for one in found.entries] == [1]
 
@@ -83,7 +83,7 @@ def test_transfers_that_lasted_on_a_device_have_numbers_of_their_own() -> None:
         recorded(3, profiling_name="nccl:recv 0<-1", **part),
         recorded(4, profiling_name="nccl:coalesced", p2p_seq_id=8, input_sizes=[], **sent),
     ]
-    found = parse_recording(trace(entries))
+    found = parse_recording([trace(entries)])
     assert found is not None
     _, (together, transfers) = collectives(found.entries, {})
     assert (together.are_transfers, together.ops) == (False, ("all_reduce 200",))
@@ -93,7 +93,7 @@ def test_transfers_that_lasted_on_a_device_have_numbers_of_their_own() -> None:
 
 
 def test_durations_that_are_not_known_yet_are_said_to_be_so() -> None:
-    found = parse_recording(trace([recorded(1, duration_ms=2.5), recorded(2)]))
+    found = parse_recording([trace([recorded(1, duration_ms=2.5), recorded(2)])])
     assert found is not None
     _, (series,) = collectives(found.entries, {})
     assert series.lasted_us == (2500, -1)
@@ -114,7 +114,7 @@ def test_what_is_chosen_begins_at_one_instant_for_all_kinds() -> None:
 def test_what_nccl_knows_more_is_told() -> None:
     groups = {"0": {"desc": "default_pg", "name": "0", "ranks": "[0, 1, 2]"}}
     entries = [recorded(number, duration_ms=2.5) for number in (1, 2)]
-    found = parse_recording(trace(entries, pg_config=groups))
+    found = parse_recording([trace(entries, pg_config=groups)])
     assert found is not None
     _, (series,) = collectives(found.entries, found.members)
     assert series.members == (0, 1, 2)
@@ -123,14 +123,14 @@ def test_what_nccl_knows_more_is_told() -> None:
 
 @pytest.mark.parametrize("ranks", ["", "[", '"x"', "[1.5]", str(list(range(100)))])
 def test_members_that_make_no_sense_or_are_many_are_left_out(ranks: str) -> None:
-    found = parse_recording(trace([recorded(1)], pg_config={"0": {"ranks": ranks}}))
+    found = parse_recording([trace([recorded(1)], pg_config={"0": {"ranks": ranks}})])
     assert found is not None
     assert found.members == {}
 
 
 @pytest.mark.parametrize("body", [b"", b"null", b"[]", b"{", b'{"entries":3}', b"\xff", b"{}"])
 def test_what_is_no_trace_is_none_or_empty(body: bytes) -> None:
-    found = parse_recording(body)
+    found = parse_recording([body])
     assert found is None or found.entries == ()
 
 
@@ -140,8 +140,8 @@ def test_damaged_traces_never_raise(seed: int) -> None:
     body = bytearray(trace([recorded(number) for number in range(20)]))
     for _ in range(chance.randrange(1, 20)):
         body[chance.randrange(len(body))] = chance.randrange(256)
-    parse_recording(bytes(body[: chance.randrange(len(body))]))
-    parse_recording(bytes(body))
+    parse_recording([bytes(body[: chance.randrange(len(body))])])
+    parse_recording([bytes(body)])
 
 
 def entry(group: str, sequence: int, at_s: float, op: str = "all_reduce 4") -> CollectiveEntry:
