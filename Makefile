@@ -21,7 +21,7 @@ IN_VENV := $(VENV)/bin/
 PIP := $(IN_VENV)python -m pip --disable-pip-version-check --no-input -qq
 say = printf '== %s\n' "$(1)"
 
-.PHONY: help setup demo test test-all test-compose acceptance check audit bench bench-quick docs docs-serve up down clean
+.PHONY: help setup demo test test-all test-compose test-gpu acceptance check audit bench bench-quick docs docs-serve up down clean
 
 help:         ## Say what each target does
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {sub(/:.*/, "", $$1); printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ ifeq ($(MARK),)
 	@if [ "$(COMPOSE_RUN)" != tools/with-compose ] || docker info >/dev/null 2>&1; then $(MAKE) test-compose; \
 	else echo "compose.yaml was not run: there is no container engine"; fi
 endif
+
+test-gpu: $(VENV)/.has-test  ## What only a GPU can show, in a few minutes (needs one)
+	@$(IN_VENV)pytest -n 0 -p no:randomly -m gpu tests --durations=0
 
 test-compose: export EVERSTEP_TEST_COMPOSE := 1
 test-compose: export COMPOSE_PROJECT_NAME := everstep-test

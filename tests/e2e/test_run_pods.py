@@ -18,7 +18,7 @@ from everstep_services.cli.group import everstep
 from tests.e2e.cluster import Agent, Cluster
 from tests.e2e.operators import ask
 from tests.e2e.processes import SCRIPTS, environment, python
-from tests.job_controller import Action, after_exit, container_environment, expanded, job_spec
+from tests.fakes.job_controller import Action, after_exit, container_environment, expanded, job_spec
 from tests.waiting import until
 
 START_WITHIN_S = 120.0

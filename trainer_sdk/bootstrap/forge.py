@@ -25,7 +25,7 @@ from typing import Any
 from trainer_sdk.bootstrap import process_setup
 from trainer_sdk.bootstrap.deferred_signals import HELD
 from trainer_sdk.bootstrap.import_watch import ImportWatch
-from trainer_sdk.bootstrap.preload import preload, why_unsafe
+from trainer_sdk.bootstrap.preload import NVML_CHECK, preload, why_unsafe
 from trainer_sdk.bootstrap.process_setup import restore_threads
 from trainer_sdk.wire import (
     Channel,
@@ -60,6 +60,7 @@ def main(descriptor: int, environ: MutableMapping[str, str]) -> RankCommand | No
     signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     process_setup.die_with(plan.warden, born_of=plan.warden)
     os.chdir(plan.cwd)
+    environ.setdefault(NVML_CHECK, "1")
     imports = ImportWatch(plan.own, environ)
     done = preload(plan, imports)
     gc.collect()

@@ -19,8 +19,12 @@ from typing import Any
 from trainer_sdk.wire import Unfit
 
 _Environ: Any = type(os.environb)
-_HANDLED = frozenset({"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS"})
-"""Libraries in C read these, too; `process_setup` sets the rank's own values."""
+_HANDLED = frozenset(
+    {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "PYTORCH_NVML_BASED_CUDA_CHECK"}
+)
+"""Libraries in C read the numbers of threads, too; `process_setup` sets the rank's own values. The
+last one is the forge's own, and changes no answer, only how torch finds it.
+"""
 _LONGEST_NAME = 200
 _MOMENT = re.compile(
     r"20\d\d[-_.]?[01]\d[-_.]?[0-3]\d[-_ T.]{0,2}[0-2]\d[-_:.h]?[0-5]\d|(?<!\d)1\d{9}(?!\d)"

@@ -16,6 +16,12 @@ from trainer_sdk.wire import ForgePlan, Unfit
 
 _TORCH, _DYNAMO = "torch", "torch._dynamo"
 _DEVICES = ("/dev/nvidia", "/dev/kfd")
+_NVML = "/dev/nvidiactl"
+"""All that NVML opens to count devices; CUDA opens each device, and `/dev/nvidia-uvm`."""
+NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""With this, `torch.cuda.is_available()` asks NVML, which spoils no fork, and many modules call
+it when they are imported. Ranks do not have it.
+"""
 
 
 @dataclass(slots=True)
@@ -115,7 +121,8 @@ def why_unsafe() -> str:
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         return f"{threads - 1} more thread(s) run in it"
-    device = next((path for path in _open_files() if path.startswith(_DEVICES)), "")
+    opened = (path for path in _open_files() if path != _NVML)
+    device = next((path for path in opened if path.startswith(_DEVICES)), "")
     if device:
         return f"it has opened {device}"
     torch = sys.modules.get("torch")

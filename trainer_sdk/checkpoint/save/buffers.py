@@ -12,6 +12,7 @@ import os
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,6 +37,8 @@ _PAGE = 4096
 _MADV_POPULATE_WRITE = 23
 _ENTERED_BYTES = 64 << 20
 _library = ctypes.CDLL(None)
+_PORTABLE = 1
+"""`cudaHostRegisterPortable`: pinned for all devices, not only for the present one."""
 _NAMES = "abcdefgh"
 MOST_BUFFERS = len(_NAMES)
 _LOCK = "lock"
@@ -122,6 +125,7 @@ class Buffer:
         self._descriptor = -1
         self._octets: torch.Tensor | None = None
         self._mapped: mmap.mmap | None = None
+        self._pinned_by: int | None = None
 
     @property
     def step(self) -> int | None:
@@ -164,7 +168,7 @@ class Buffer:
             raise self._no_room(place, size, room) from error
         self._octets = torch.frombuffer(self._mapped, dtype=torch.uint8)
         _enter_pages(self._octets)
-        _pin(self._octets)
+        self._pinned_by = _pin(self._octets)
         self.size = size
 
     def forget(self) -> None:
@@ -175,8 +179,9 @@ class Buffer:
 
     def close(self) -> None:
         """Release the memory; a file stays."""
-        if self._octets is not None:
-            _unpin(self._octets)
+        if self._octets is not None and self._pinned_by is not None:
+            _unpin(self._octets, self._pinned_by)
+        self._pinned_by = None
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor = -1
@@ -371,12 +376,38 @@ def _enter_pages(octets: torch.Tensor) -> None:
             part[::_PAGE].add_(0)  # before Linux 5.14
 
 
-def _pin(octets: torch.Tensor) -> None:
-    """Pin the memory, so that CUDA copies into it asynchronously."""
-    if torch.cuda.is_available():
-        torch.cuda.cudart().cudaHostRegister(octets.data_ptr(), octets.numel(), 0)  # type: ignore[no-untyped-call]
+def _pin(octets: torch.Tensor) -> int | None:
+    """Pin the memory, so that CUDA copies into it asynchronously.
+
+    Returns the device that has done so; None if none is in use, or has refused: it may lack
+    permission, or the folder's file system may not allow it. Copies then wait, and are right.
+    """
+    device = _device_in_use()
+    if device is None:
+        return None
+    with torch.cuda.device(device):
+        if not int(_cudart().cudaHostRegister(octets.data_ptr(), octets.numel(), _PORTABLE)):
+            return device
+        with suppress(RuntimeError):  # else the next kernel of the training raises this error
+            torch.zeros((), device="cuda")
+    return None
 
 
-def _unpin(octets: torch.Tensor) -> None:
-    if torch.cuda.is_available():
-        torch.cuda.cudart().cudaHostUnregister(octets.data_ptr())  # type: ignore[no-untyped-call]
+def _unpin(octets: torch.Tensor, device: int) -> None:
+    with torch.cuda.device(device):
+        _cudart().cudaHostUnregister(octets.data_ptr())
+
+
+def _device_in_use() -> int | None:
+    """A device on which this process has a context.
+
+    A thread begins with device 0: without this, each rank of a node would open a context there.
+    """
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    has_context = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]  # noqa: SLF001
+    return next((at for at in range(torch.cuda.device_count()) if has_context(at)), None)
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]

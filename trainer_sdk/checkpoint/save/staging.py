@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import wraps
 from time import monotonic
 from typing import Any
 
@@ -221,6 +222,7 @@ class Stager:
 
     def watch(self, optimizers: Iterable[Any]) -> None:
         """Have the next step of these optimizers wait until their tensors are copied."""
+        _watch_graphs()
         self._hooks += [
             optimizer.register_step_pre_hook(self._before_step) for optimizer in optimizers
         ]
@@ -274,6 +276,12 @@ class Stager:
         self._check_devices(staging)
         if self._present is staging:  # other threads may wait for it until now
             self._present = None
+
+    def before_capture(self) -> None:
+        """Wait until the saved tensors may be changed, by the host: a capture must not wait."""
+        for event in [] if self._present is None else self._present.events:
+            event.synchronize()
+        self.settle()
 
     def close(self) -> None:
         """Stop copying."""
@@ -352,6 +360,25 @@ def _let_go() -> None:
 
 
 os.register_at_fork(after_in_child=_let_go)
+
+
+def _watch_graphs() -> None:
+    """Have CUDA graphs wait as optimizers do: a replay changes tensors, and calls no hook."""
+    for name, wait in (("capture_begin", Stager.before_capture), ("replay", Stager.settle)):
+        method = getattr(torch.cuda.CUDAGraph, name)
+        if not hasattr(method, "waits_for_saves"):
+            setattr(torch.cuda.CUDAGraph, name, _waiting(method, wait))
+
+
+def _waiting(method: Callable[..., Any], wait: Callable[[Stager], None]) -> Callable[..., Any]:
+    @wraps(method)
+    def run(*arguments: Any, **named: Any) -> Any:
+        for stager in list(_stagers):
+            wait(stager)
+        return method(*arguments, **named)
+
+    run.waits_for_saves = True  # type: ignore[attr-defined]
+    return run
 
 
 def _on_gpus(copies: Sequence[TensorCopy]) -> list[list[TensorCopy]]:

@@ -16,9 +16,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from trainer_sdk.environment import environ
+from trainer_sdk.nvrx import nccl_check
 from trainer_sdk.nvrx.inprocess.absence import AGAIN, DONE, END
 from trainer_sdk.nvrx.inprocess.compose import Compose
 from trainer_sdk.nvrx.inprocess.group_abort import begin_groups, watch_groups
@@ -157,7 +159,11 @@ class CallWrapper:
         self.state = State.from_env()
         self._prefix = f"everstep/inprocess/{attempt}/{_calls}"
         self._before = {name: environ.get(name) for name in ("RANK", "WORLD_SIZE", _AGENT_STORE)}
-        watch_groups()
+        watch_groups(wrapper.hard_timeout.total_seconds())
+        if self.state.initial_rank == 0 and torch.cuda.device_count() and dist.is_nccl_available():
+            release = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+            for text in nccl_check.troubles(environ, release, wrapper.hard_timeout.total_seconds()):
+                warn(f"in-process restart: {text}", 0)
         self.base_store = wrapper.store_factory(**(wrapper.store_kwargs or {}))
         if getattr(self.base_store, "serves_function", False):
             # The ranks of the function meet at the same store, whichever has number 0.

@@ -11,7 +11,7 @@ from typing import Protocol
 from everstep.clock import Clock
 from everstep.errors import EverstepError
 from everstep_services.agent.core.actions import SignalRanks, StartRound, StopRound, StopWithoutWait
-from everstep_services.agent.ranks.device_memory import wait_until_free
+from everstep_services.agent.ranks.device_memory import DeviceMemory
 from everstep_services.agent.ranks.protocol import Stopped, WardenEvent, WardenLost, WardenLostError
 from everstep_services.agent.ranks.warden_client import WardenClient
 from everstep_services.agent.runtime.workdir import Workdir
@@ -71,6 +71,7 @@ class RankRunner:
         self._workdir = workdir
         self._clock = clock
         self._listener = listener
+        self._devices = DeviceMemory(clock)
         self._rounds: asyncio.Queue[StartRound | StopRound] = asyncio.Queue()
         self._need_not_wait = asyncio.Event()
         """The cause is known, or no script is left that might end by itself."""
@@ -147,6 +148,7 @@ class RankRunner:
         try:
             async with asyncio.timeout(_WARDEN_WITHIN_S):
                 await self._has_warden.wait()
+            await self._devices.note_others()
             batch = await asyncio.to_thread(self._workdir.prepare, start.order)
             await self.warden.start(batch)
         except (OSError, TimeoutError, EverstepError) as error:
@@ -181,7 +183,7 @@ class RankRunner:
             outcome = _NOTHING  # nothing outlives its warden
         except TimeoutError:
             log.warning("events_left count=%d", warden.events.qsize())
-        devices = await wait_until_free(pids, _DEVICES_WITHIN_S, self._clock)
+        devices = await self._devices.wait_until_free(pids, _DEVICES_WITHIN_S)
         outcome = replace(outcome, stop_s=outcome.stop_s + waited_s, devices=devices)
         self._listener.round_stopped(stop, outcome)
         self._workdir.hide()

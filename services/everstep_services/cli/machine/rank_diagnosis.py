@@ -3,8 +3,10 @@
 import ipaddress
 import socket
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
+from importlib.metadata import PackageNotFoundError, version
 
 import msgspec
 
@@ -22,6 +24,7 @@ from everstep_services.cli.machine.state import find_state_dir
 from everstep_services.cli.run import environment, interfaces
 from everstep_services.cli.run.arguments import Given, UsageError
 from everstep_services.cli.run.limit_rules import limits_of
+from trainer_sdk.nvrx.nccl_check import of_release, troubles
 from trainer_sdk.page_content import SectionKind
 
 
@@ -51,6 +54,8 @@ Check = Callable[[Invocation], Diagnoses]
 _LEVELS = {"ok": Level.OK, "unsupported": Level.OK, "warning": Level.WARNING}
 _FAILURES = {"failed": Level.CRITICAL, "unknown": Level.UNKNOWN}
 _NODES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_STEP_NUM_NODES", "PET_NNODES", "NNODES")
+_HARD_TIMEOUT_S = 90.0
+"""The default of `inprocess.Wrapper`."""
 _TORCHRUN = ("TORCHELASTIC_RUN_ID", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 
@@ -158,6 +163,28 @@ def timeouts(invocation: Invocation) -> Diagnoses:
         fix = "lower stop_grace_s in [agent]: a broken round has nothing to save"
         troubles.append(Diagnosis("timeouts", Level.WARNING, text, fix))
     yield from troubles or [Diagnosis("timeouts", Level.OK, "in an order that names reasons")]
+
+
+def in_process_restart(invocation: Invocation) -> Diagnoses:
+    """Whether NCCL can be aborted and begun again, for scripts with `inprocess.Wrapper`."""
+    name = "in_process_restart"
+    if not interfaces.likely_devices():
+        yield Diagnosis(name, Level.OK, "no GPU: gloo needs nothing for it")
+        return
+    broken = [Diagnosis(name, Level.WARNING, *_cut(text, "")) for text in of_release(_nccl())]
+    wanted = [_cut(text, "")[1] for text in troubles(invocation.environ, None, _HARD_TIMEOUT_S)]
+    text = (
+        f"a script with inprocess.Wrapper needs more: {'; '.join(wanted)}" if wanted else "set up"
+    )
+    yield from broken or [Diagnosis(name, Level.OK, text)]
+
+
+def _nccl() -> tuple[int, ...] | None:
+    """The release of NCCL that was installed with torch, without importing torch."""
+    for package in ("nvidia-nccl-cu13", "nvidia-nccl-cu12"):
+        with suppress(PackageNotFoundError):
+            return tuple(int(part) for part in version(package).split(".")[:3] if part.isdigit())
+    return None
 
 
 def launchers(invocation: Invocation) -> Diagnoses:

@@ -3,7 +3,12 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from everstep_services.agent.ranks.device_memory import HeldMemory, held, wait_until_free
+from everstep_services.agent.ranks.device_memory import (
+    DeviceMemory,
+    HeldMemory,
+    held,
+    wait_until_free,
+)
 from tests.fakes.clock import NotedClock
 from tests.fakes.nvml import Card, FakeNvml
 
@@ -51,3 +56,31 @@ def test_a_node_without_nvml_holds_nothing() -> None:
         raise ImportError
 
     assert held([7], missing) == {}
+
+
+async def test_in_a_container_the_ranks_are_those_that_came_after_the_others(
+    tmp_path: Path,
+) -> None:
+    """NVML names the host's ids there: 4001 is our rank 7, and 900 is of another container."""
+    cards = iter([((900, 5),), ((900, 5), (4001, 80)), ((900, 5), (4001, 80)), ((900, 5),)])
+    now: list[tuple[tuple[int, int], ...]] = []
+
+    def library() -> FakeNvml:
+        now[:] = [next(cards, ((900, 5),))]
+        return FakeNvml((Card("GPU-1", processes=now[0]),))
+
+    memory = DeviceMemory(NotedClock(0.0), driver=tmp_path, library=library, has_own_pids=True)
+    await memory.note_others()
+    done = await memory.wait_until_free([7], 60.0)
+    assert (done.octets, done.by) == (0, "")
+    assert now == [((900, 5),)], "until 4001 is gone"
+    assert next(cards, None) is None
+
+
+async def test_on_the_host_nobody_else_is_waited_for(tmp_path: Path) -> None:
+    cards = (Card("GPU-1", processes=((4001, 80),)),)
+    memory = DeviceMemory(
+        NotedClock(0.0), driver=tmp_path, library=lambda: FakeNvml(cards), has_own_pids=False
+    )
+    await memory.note_others()
+    assert (await memory.wait_until_free([7], 60.0)).octets == 0

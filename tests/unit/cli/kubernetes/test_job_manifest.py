@@ -17,7 +17,7 @@ from everstep_services.cli.kubernetes.job_manifest import FINAL, NOT_COUNTED, jo
 from everstep_services.cli.kubernetes.job_request import ClaimMount, JobRequest
 from everstep_services.cli.run.arguments import scan
 from everstep_services.cli.slurm.allocations import EndedAllocation, outcome
-from tests.job_controller import after_exit
+from tests.fakes.job_controller import after_exit
 from tests.restricted_pods import complaints, pod_specs
 from tests.unit.agent.run_plans import BUS, plan
 

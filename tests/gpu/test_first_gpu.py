@@ -1,0 +1,184 @@
+"""What only a GPU can show, in one command and a few minutes: `make test-gpu`.
+
+Each test says what it would prove. One GPU is enough; NCCL runs in a group of one rank.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from everstep_services.agent.probes.gpu import snapshot
+from everstep_services.agent.probes.gpu.nvml import load, opened
+from everstep_services.agent.ranks.device_memory import held
+from everstep_services.agent.stalls.collectives import CollectiveState, read_collectives
+from everstep_services.agent.stalls.recorder_traces import read_traces
+from everstep_services.agent.timings.collective_entries import parse_recording
+from tests.checkpoint_helpers.saved_by import load as restored
+from tests.checkpoint_helpers.saved_by import same, saving
+from tests.waiting import until
+from trainer_sdk.bootstrap.torch_hooks import serve_torch
+from trainer_sdk.checkpoint.save.buffers import Buffer
+from trainer_sdk.nvrx.nccl_check import of_release
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A group with gloo and NCCL in this process, and torch's server in the folder."""
+    folder = tmp_path_factory.mktemp("rank")
+    os.environ["TORCH_NCCL_ENABLE_TIMING"] = "1"
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl", init_method=f"file://{folder}/meet", rank=0, world_size=1
+    )
+    serve_torch(str(folder))
+    yield folder
+    dist.destroy_process_group()
+
+
+def state_of(folder: Path, *, is_whole: bool = True) -> CollectiveState:
+    state = asyncio.run(read_collectives(folder, is_whole=is_whole))
+    assert state is not None
+    return state
+
+
+def busy(seconds: float) -> None:
+    """Give the GPU work for about this time."""
+    torch.cuda._sleep(int(seconds * 1.5e9))  # type: ignore[no-untyped-call]
+
+
+def test_the_recorder_of_nccl_is_read(group: Path) -> None:
+    """Proves: the handler's name, its parameters, its JSON; gloo's calls are told apart."""
+    dist.all_reduce(torch.ones(8))
+    dist.all_reduce(torch.ones(8, device="cuda"))
+    torch.cuda.synchronize()
+    traces = asyncio.run(read_traces(group, 5.0, is_whole=True))
+    recording = parse_recording(traces)
+    assert recording is not None
+    assert {entry.op for entry in recording.entries} == {"all_reduce 8"}
+    assert {entry.group for entry in recording.entries} == {"0 default_pg", "0/gloo default_pg"}
+    assert state_of(group).waits_in == ""
+
+
+def test_a_collective_that_is_not_over_is_listed(group: Path) -> None:
+    """Proves: `started` and `scheduled`, and that asking does not wait for the GPU."""
+    busy(5.0)
+    dist.all_reduce(torch.ones(8, device="cuda"), async_op=True)
+    assert state_of(group, is_whole=False).waits_in.startswith("nccl:all_reduce of default_pg")
+    torch.cuda.synchronize()
+    until(lambda: not state_of(group, is_whole=False).waits_in, "it is over")
+
+
+def test_durations_on_the_device_are_recorded(group: Path) -> None:
+    """Proves: `duration_ms` with TORCH_NCCL_ENABLE_TIMING=1, from which slow ranks follow."""
+    dist.all_reduce(torch.ones(1 << 24, device="cuda"))
+    torch.cuda.synchronize()
+
+    def has_lasted() -> bool:
+        recording = parse_recording(asyncio.run(read_traces(group, 5.0, is_whole=True)))
+        entries = recording.entries if recording is not None else ()
+        return any(entry.lasted_s is not None and "16777216" in entry.op for entry in entries)
+
+    until(has_lasted, "the watchdog has noted how long it took")
+
+
+def test_asking_spoils_no_capture_of_a_graph(group: Path) -> None:
+    """Proves: a recorder that is asked during a capture asks CUDA nothing that ends it."""
+    graph, tensor = torch.cuda.CUDAGraph(), torch.zeros(8, device="cuda")
+    dist.all_reduce(torch.ones(8, device="cuda"))
+    with torch.cuda.graph(graph):
+        asyncio.run(read_traces(group, 5.0, is_whole=True))
+        tensor.add_(1)
+    graph.replay()
+    assert tensor.sum().item() == 8
+
+
+def test_a_forge_may_ask_whether_there_is_a_gpu() -> None:
+    """Proves: with NVML's check only `/dev/nvidiactl` is open, and a forked rank uses CUDA."""
+    script = (
+        "import os, sys, torch\n"
+        "assert torch.cuda.is_available()\n"
+        "from trainer_sdk.bootstrap.preload import why_unsafe\n"
+        "assert why_unsafe() == '', why_unsafe()\n"
+        "if os.fork():\n"
+        "    sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))\n"
+        "assert torch.ones(8, device='cuda').sum().item() == 8\n"
+    )
+    environ = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    done = subprocess.run([sys.executable, "-c", script], env=environ, check=False)
+    assert done.returncode == 0
+
+
+def test_the_memory_of_saves_is_pinned(tmp_path: Path) -> None:
+    """Proves: cudaHostRegister takes shared memory, and torch then copies asynchronously."""
+    torch.ones(1, device="cuda")
+    buffer = Buffer(str(tmp_path))
+    buffer.fit(1 << 20)
+    try:
+        assert buffer._pinned_by == 0
+        assert buffer.octets.is_pinned()
+    finally:
+        buffer.remove()
+
+
+def test_a_replayed_graph_waits_for_a_lazy_copy(tmp_path: Path) -> None:
+    """Proves: what is saved is the state at the call, though a graph changes it at once."""
+    weight = torch.nn.Parameter(torch.randn(64 << 20, device="cuda"))
+    graph, change = torch.cuda.CUDAGraph(), torch.ones((), device="cuda")
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with torch.no_grad(), torch.cuda.graph(graph):
+        weight.add_(change)
+    with saving(tmp_path, optimizers=(optimizer,)) as rank:
+        expected = {"weight": weight.detach().cpu().clone()}
+        rank.save(1, {"weight": weight})
+        graph.replay()
+        assert rank.finish() == [1]
+    assert same(restored(tmp_path, 1, {"weight": torch.zeros_like(expected["weight"])}), expected)
+
+
+def test_nvml_knows_this_process_and_its_gpu() -> None:
+    """Proves: structures and versions fit this driver; which ids processes have in a container."""
+    keep = torch.ones(1 << 20, device="cuda")
+    memory = held(None)
+    assert memory, "NVML lists no process that computes"
+    namespace = os.stat("/proc/self/ns/pid").st_ino
+    assert os.getpid() in memory or namespace != 0xEFFFFFFC
+    with opened(load) as nvml:
+        seen = snapshot.read(nvml, 0)
+    assert (seen.gone, seen.unreadable) == (None, ())
+    assert seen.uuid.startswith("GPU-")
+    del keep
+
+
+def test_nccl_can_be_aborted_while_it_waits(tmp_path: Path) -> None:
+    """Proves: this release survives the abort of in-process restart, in a process of its own."""
+    release = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    script = (
+        "import os, torch, torch.distributed as dist\n"
+        f"dist.init_process_group('nccl', init_method='file://{tmp_path}/meet', rank=0,"
+        " world_size=1)\n"
+        "torch.cuda._sleep(int(3e9))\n"
+        "dist.all_reduce(torch.ones(8, device='cuda'), async_op=True)\n"
+        "from trainer_sdk.nvrx.inprocess.group_abort import abort_groups\n"
+        "abort_groups(is_last=True)\n"
+        f"dist.init_process_group('nccl', init_method='file://{tmp_path}/again', rank=0,"
+        " world_size=1)\n"
+        "dist.all_reduce(torch.ones(8, device='cuda'))\n"
+        "torch.cuda.synchronize()\n"
+    )
+    variables = {"TORCH_NCCL_RETHROW_CUDA_ERRORS": "0", "NCCL_NVLS_ENABLE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, **variables}, check=False
+    )
+    assert done.returncode == 0 or of_release(release)
