@@ -233,9 +233,9 @@ class StoredImage:
             if target.is_kept(key):
                 continue
             if key in tensors and isinstance(value, torch.Tensor):
-                # A copy into a detached sparse tensor would not reach the original.
-                is_sparse = value.layout != torch.strided
-                fill(tensors[key] if is_sparse else local(tensors[key]), value)
+                # A copy into such a tensor, detached, would not reach the original.
+                is_whole = value.layout != torch.strided or value.is_quantized
+                fill(tensors[key] if is_whole else local(tensors[key]), value)
                 target.loaded(key)
             else:
                 target.put(key, value)

@@ -208,7 +208,9 @@ class StoredShards:
         ]
         for item, octets in self.read(tensors):
             size += len(octets)
-            fill(self._planner.resolve_tensor(item).detach(), self.part(item, octets))
+            live = self._planner.resolve_tensor(item)
+            # The scale of a detached quantized tensor would not reach the original.
+            fill(live if live.is_quantized else live.detach(), self.part(item, octets))
         assert self._metadata is not None
         for key in target.tensors.keys() & self._metadata.state_dict_metadata.keys():
             if not target.is_kept(key):  # also if this rank has no rows of it, and reads nothing

@@ -265,6 +265,39 @@ def pull(invocation: Invocation, *, where: str, step: int, to: str) -> None:
     pull_to(invocation, place, step, Path(to))
 
 
+@command.command("export")
+@click.argument("where", callback=_where)
+@click.argument("step", type=_STEP)
+@click.argument("to", type=click.Path())
+@click.option("--prefix", default="model.", help="Export keys that begin so, without it (model.).")
+@click.option(
+    "--shard-mb",
+    type=click.IntRange(1),
+    default=5000,
+    metavar="MB",
+    help="The most megabytes in one file of a folder (5000).",
+)
+@click.option(
+    "--like",
+    type=click.Path(exists=True, file_okay=False),
+    help="A folder whose config.json, tokenizer and other files are copied as well.",
+)
+@with_api_options
+@click.pass_obj
+def export_(
+    invocation: Invocation, /, *, where: str, step: int, to: str, shard_mb: int, **form: str | None
+) -> None:
+    """Write the tensors of a checkpoint as safetensors, verifying every byte that is read.
+
+    TO is a file that ends with .safetensors, or a folder, which from_pretrained reads if --like
+    gives it a config.json. It must not exist. Needs torch and safetensors.
+    """
+    from everstep_services.cli.pages.checkpoints.files import export_to
+
+    place = where if is_place(where) else _path(invocation, where, step)
+    export_to(invocation, place, step, to, {**form, "most_bytes": shard_mb * 10**6})
+
+
 @command.command()
 @click.argument("source", type=click.Path(exists=True, file_okay=False))
 @click.argument("root", type=click.Path(file_okay=False))

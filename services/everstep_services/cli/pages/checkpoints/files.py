@@ -164,6 +164,26 @@ def pull_to(invocation: Invocation, place: str, step: int, to: Path) -> None:
         print_record(invocation, "pulled_checkpoint", record, "path")
 
 
+def export_to(invocation: Invocation, place: str, step: int, to: str, form: dict[str, Any]) -> None:
+    """Write the tensors of one as safetensors."""
+    try:
+        from trainer_sdk.checkpoint.export import ExportForm, export
+    except ModuleNotFoundError as error:
+        raise CliError(
+            f"{error.name} is not installed here: pip install 'everstep[export]', with torch"
+        ) from error
+    with _told():
+        storage = storage_for(place)
+        made = export(storage, _one(storage, step), to, ExportForm(**form))
+    if made.left_out:
+        say(f"{counted(len(made.left_out), 'value')} left out, as no tensors: {made.left_out[0]} …")
+    if invocation.output is None:
+        tensors, files = counted(made.tensors, "tensor"), counted(len(made.files), "file")
+        echo(f"{made.path}: {tensors} in {files}, {size(made.size_bytes)}, every byte compared")
+    else:
+        print_record(invocation, "exported_checkpoint", msgspec.to_builtins(made), "path")
+
+
 def adopt_into(invocation: Invocation, source: str, root: str, step: int, job: str) -> None:
     """Take over a plain checkpoint of torch's."""
     with _told():
