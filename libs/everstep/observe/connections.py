@@ -160,19 +160,33 @@ class BoundedConnection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._await_taking()
         if not self.transport.is_closing():
             self._among.answered(self)
         self._watch()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        within_s = self._among.limits.answer_taken_within_s
-        self._untaken = self.loop.call_later(within_s, self._cut_late, "an answer was not taken")
+        self._await_taking()
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._await_taking()
+
+    def _await_taking(self) -> None:
+        """Give the client time for what is in our buffers; a closed connection waits for it, too.
+
+        asyncio pauses no answer that fits into its buffer, and closes none that is left there.
+        """
         if self._untaken is not None:
             self._untaken.cancel()
+        within_s = self._among.limits.answer_taken_within_s
+        self._untaken = self.loop.call_later(within_s, self._cut_untaken)
+
+    def _cut_untaken(self) -> None:
+        if self.transport.get_write_buffer_size():
+            self.cut()
+            self._among.note_cut("an answer was not taken")
 
     def _watch(self) -> None:
         """Start a timer for the part that is due; single bytes do not extend it."""

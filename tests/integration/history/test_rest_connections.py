@@ -17,7 +17,7 @@ import pytest
 from everstep.bus import connect, topology
 from everstep.bus.server.dev_server import DevServer
 from everstep.observe.connections import ConnectionLimits, raise_descriptor_limit
-from everstep.observe.http import Receive, Scope, Send, listen, serve_asgi, url_of
+from everstep.observe.http import AsgiApp, Receive, Scope, Send, listen, serve_asgi, url_of
 from tests.e2e.ports import free_port
 from tests.waiting import WITHIN_S, until_async
 
@@ -33,12 +33,14 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @asynccontextmanager
-async def served(limits: ConnectionLimits) -> AsyncIterator[str]:
+async def served(limits: ConnectionLimits, app: AsgiApp = hello) -> AsyncIterator[str]:
     stop = asyncio.Event()
     listener = listen("127.0.0.1", 0, remedy="")
+    if app is not hello:  # the kernel keeps no answer for us
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
     url = url_of(listener)
     async with asyncio.timeout(2 * WITHIN_S), asyncio.TaskGroup() as tasks:
-        tasks.create_task(serve_asgi(hello, listener, stop, drain_within_s=0.1, limits=limits))
+        tasks.create_task(serve_asgi(app, listener, stop, drain_within_s=0.1, limits=limits))
         yield url
         stop.set()
 
@@ -105,6 +107,33 @@ async def test_who_is_slow_is_cut(
     async with served(limits) as url:
         answered = await cut(url, first, then)
         assert answered.startswith(b"HTTP/1.1 200" if first == HELLO else b"")
+
+
+@pytest.mark.parametrize("asked", [b"", b"Connection: close\r\n"], ids=["kept", "closing"])
+@pytest.mark.parametrize("kib", [24, 200, 5000])
+async def test_who_does_not_take_an_answer_is_cut(
+    asked: bytes, kib: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also one that fits into our buffers, and one after which the connection is to be closed."""
+
+    async def large(scope: Scope, receive: Receive, send: Send) -> None:
+        del scope, receive
+        for part in range(2):
+            body = {"type": "http.response.body", "body": b"x" * kib * 512, "more_body": not part}
+            if not part:
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send(body)
+
+    limits = ConnectionLimits(most=10, answer_taken_within_s=0.3)
+    async with served(limits, large) as url:
+        host, port = url.removeprefix("http://").split(":")
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+            client.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(client, (host, int(port)))
+            await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nHost: x\r\n" + asked + b"\r\n")
+            await until_async(lambda: "an answer was not taken" in caplog.text, "it is cut")
 
 
 async def test_a_request_with_two_lengths_is_refused_and_no_other_follows_it() -> None:
