@@ -49,6 +49,8 @@ class StartRanks(Order, frozen=True, kw_only=True, tag="start_ranks.v1"):
     """MASTER_ADDR."""
     master_port: Int
     """MASTER_PORT, never used by an earlier round."""
+    reached_step: Count | None = None
+    """The step that the training had reached before, if the script numbers its steps."""
     restarts: Count = 0
     """TORCHELASTIC_RESTART_COUNT."""
     max_restarts: Int | None = None

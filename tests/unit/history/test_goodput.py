@@ -85,6 +85,17 @@ def test_steps_that_a_requeue_lost_are_taken_from_the_allocation_before() -> Non
     assert known["idle"] == 1
 
 
+def test_steps_that_an_incident_lost_cost_what_they_had_taken() -> None:
+    facts = [
+        started(), *round_of(1, formed=1, ran=2, first=3), progress(63, 1, 60, 60.0),
+        ended(63, 1, "rank_exited", "i"), *round_of(2, formed=64, ran=65, first=66),
+        at(66, "incident_closed", incident="i", outcome="recovered", lost_s=0.0, lost_steps=10,
+           ledger=Ledger(detect_s=0.0), next_round=2),
+        progress(76, 2, 10, 10.0),
+    ]  # fmt: skip
+    assert spent(facts, now=76)["lost_steps"] == pytest.approx(10 * 61.0 / 61)
+
+
 def test_a_slow_rank_that_is_not_cleared_costs_what_its_finding_estimates() -> None:
     facts = [
         started(), *round_of(1, formed=1, ran=2, first=3),

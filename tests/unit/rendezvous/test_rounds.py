@@ -459,6 +459,36 @@ def test_an_agent_that_leaves_ends_the_round_and_is_on_record() -> None:
     assert [fact.cause for fact in world.of(NodeLeft)] == ["operator"]
 
 
+def restarted(world: World, reached: int | None, first: int | None) -> IncidentClosed:
+    """Its only rank dies after a step, and the next round makes its first step."""
+    world.report("n0", "rank_exited", exit_code=1, step=reached)
+    world.back("n0")
+    world.tick(60)
+    world.report("n0", "started")
+    world.report("n0", "first_step", step=first)
+    return world.of(IncidentClosed)[-1]
+
+
+def test_the_steps_that_a_restart_makes_again_are_counted_where_the_script_numbers_them() -> None:
+    world = World(spec(1, max_restarts=9)).started("n0")
+    closed = restarted(world, 274, 1)
+    assert closed.lost_steps == 274
+    assert "round 2 began at step 0: this script does not resume; 274 steps are made again" in (
+        closed.reason
+    )
+    assert world.order("n0").reached_step == 274
+    assert restarted(world, 100, 1).lost_steps == 100, "not what was lost before"
+    resumed = restarted(world, 120, 101)
+    assert resumed.lost_steps == 20
+    assert "round 4 went on from step 100: 20 steps are made again" in resumed.reason
+    assert restarted(world, 130, 131).lost_steps == 0
+
+
+def test_how_many_steps_are_made_again_is_not_known_if_the_script_does_not_number_them() -> None:
+    world = World(spec(1)).started("n0")
+    assert restarted(world, None, None).lost_steps is None
+
+
 def test_the_ledger_says_where_the_time_went() -> None:
     """The phases of an incident add up to its wall time (A11.1)."""
     world = World(spec(2)).started("n0", "n1")

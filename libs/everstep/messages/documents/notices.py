@@ -60,7 +60,7 @@ class Notice(Part, frozen=True, kw_only=True):
     """What was done about it."""
     lost_s: float | None = None
     """The time that the job lost by the event."""
-    lost_steps: Count = 0
+    lost_steps: Count | None = None
     """The steps that had to be made again."""
     cost_ratio: float | None = None
     """What a slow rank costs its job: 0.12 for 12 %."""

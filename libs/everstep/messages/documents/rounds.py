@@ -298,6 +298,9 @@ class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document
     """How long the ranks took to restore their state."""
     round_step: Int | None = None
     """The highest step of this round, as far as agents have reported."""
+    reached_step: Count | None = None
+    """The step that the training had reached when the last round with steps ended, if the script
+    numbers them."""
     incident: OpenIncident | None = None
     """The incident that is open, if any."""
     end_reason: str = ""

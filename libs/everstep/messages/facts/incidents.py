@@ -316,8 +316,9 @@ class IncidentClosed(IncidentFact, frozen=True, kw_only=True, tag="incident_clos
     """The whole story in a sentence or two."""
     ledger: Ledger
     """Where the time went."""
-    lost_steps: Count = 0
-    """Steps that had to be made again."""
+    lost_steps: Count | None = None
+    """Steps that had to be made again; None if that is not known, because the script does not
+    number its steps, or shows none."""
     lost_s: float = 0.0
     """The time that those steps had taken."""
     restored_step: Count | None = None

@@ -197,6 +197,8 @@ class ProgressMade(RoundFact, frozen=True, kw_only=True, tag="progress_made.v1")
     """The latest value of each metric that the script reports; only finite values."""
     total_steps: Count | None = None
     """The last step of the training, if the script declared it."""
+    is_counted_anew: bool = False
+    """The script does not number its steps: they are counted from 1 in each round."""
     lost_steps: Count = 0
     """With the first step only: how many steps had to be made a second time."""
 

@@ -182,6 +182,8 @@ class RankEvents:
             first = observers.progress.stepped(order, event.step)
             if first is not None:
                 observers.record(first)
+                if again := observers.progress.steps_again(order, event.step):
+                    self._workdir.say(again, is_warning=True)
         with unharmed("the limits of a first step"):
             observers.stalls.stepped(event.rank)
         self._do(self._agent.rank_stepped(event.rank, event.step))

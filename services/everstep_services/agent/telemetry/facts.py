@@ -124,7 +124,7 @@ class AgentFacts:
             held_by=devices.by,
         )
 
-    def progress_made(
+    def progress_made(  # noqa: PLR0913  what a fact about steps has
         self,
         order: StartRanks,
         step: int,
@@ -132,6 +132,8 @@ class AgentFacts:
         is_first: bool,
         steps: int,
         steps_s: float,
+        is_counted_anew: bool,
+        lost_steps: int = 0,
         figures: StepFigures = NO_FIGURES,
     ) -> ProgressMade:
         return ProgressMade(
@@ -146,6 +148,8 @@ class AgentFacts:
             step_max_s=figures.max_s,
             values=figures.values,
             total_steps=figures.total,
+            is_counted_anew=is_counted_anew,
+            lost_steps=lost_steps,
         )
 
     def evidence(  # noqa: PLR0913  a piece of evidence, or why there is none

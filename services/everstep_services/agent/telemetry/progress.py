@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterator
 
 from everstep.clock import Clock
+from everstep.lost_steps import steps_again, steps_again_in_words
 from everstep.messages import (
     NodeBeat,
     ProgressMade,
@@ -58,6 +59,7 @@ class ProgressReader:
         self._order = order
         self._said_at = self._clock.now()
         self._said_step = self.warm_ranks = 0
+        self._last_step = None
 
     def runs(self, event: RankRuns) -> None:
         """A rank has started."""
@@ -72,8 +74,21 @@ class ProgressReader:
         took_s, self._said_at = now - self._said_at, now
         return self._records.progress_made(
             order, step, is_first=True, steps=1, steps_s=round(took_s, 6),
+            is_counted_anew=self._is_counted_anew(order),
+            lost_steps=steps_again(self._numbered(order, step), order.reached_step) or 0,
             figures=self._figures(order.first_rank, 1),
         )  # fmt: skip
+
+    def steps_again(self, order: StartRanks, step: int) -> str:
+        """What people must know of the first step of a round; empty for nothing."""
+        return steps_again_in_words(order.round, self._numbered(order, step), order.reached_step)
+
+    def _numbered(self, order: StartRanks, step: int) -> int | None:
+        return None if self._is_counted_anew(order) else step
+
+    def _is_counted_anew(self, order: StartRanks) -> bool:
+        page = self._page(order.first_rank)
+        return page is None or page.counted_by is not CountedBy.SDK
 
     def step(self, rank: int) -> int | None:
         """The last step of a rank in this round, as its page shows."""
@@ -86,7 +101,7 @@ class ProgressReader:
         return {rank: page.pid for rank, page in pages.items() if page is not None and page.pid}
 
     def last_step(self) -> int | None:
-        """The highest step of our ranks, if the script numbers its steps.
+        """The highest step of our ranks in this round, if the script numbers its steps.
 
         Steps that the SDK or the agent counts begin anew in each round: they say nothing about
         earlier rounds.
@@ -166,6 +181,7 @@ class ProgressReader:
         self._said_step, self._said_at = step, now
         yield self._records.progress_made(
             order, step, is_first=False, steps=steps, steps_s=round(took_s, 6),
+            is_counted_anew=self._is_counted_anew(order),
             figures=self._figures(order.first_rank, steps),
         )  # fmt: skip
 

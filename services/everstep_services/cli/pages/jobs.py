@@ -211,6 +211,9 @@ def _steps(job: Record) -> str:
         return ""
     total = f" of {job['total_steps']}" if job["total_steps"] else ""
     again = f", {job['lost_steps']} made again" if job["lost_steps"] else ""
+    if job["is_counted_anew"] and (job["rounds"] or 0) > 1:
+        again = " in one round; the script does not number its steps: how many are made again is "
+        again += "not known"
     return f"{job['last_step']}{total}{again}"
 
 

@@ -184,12 +184,11 @@ def _take_lost_steps(parts: list[LedgerSegment], here: RoundTrace, trace: Goodpu
 
 
 def _lost_s(here: RoundTrace, trace: GoodputTrace) -> float:
-    losses = [
-        closing.lost_s for closing in trace.closings.values() if closing.next_round == here.number
-    ]
-    if losses:
-        return sum(losses)
-    if not here.lost_steps:
+    closings = [closing for closing in trace.closings.values() if closing.next_round == here.number]
+    if lost_s := sum(closing.lost_s for closing in closings):
+        return lost_s
+    lost_steps = here.lost_steps or sum(closing.lost_steps or 0 for closing in closings)
+    if not lost_steps:
         return 0.0
     earlier = [
         round_
@@ -200,7 +199,7 @@ def _lost_s(here: RoundTrace, trace: GoodputTrace) -> float:
     if not earlier:
         return 0.0
     last = max(earlier, key=lambda round_: round_.number)
-    return here.lost_steps * last.steps_took_s / last.steps
+    return lost_steps * last.steps_took_s / last.steps
 
 
 def _taxed(parts: list[LedgerSegment], trace: GoodputTrace) -> list[LedgerSegment]:

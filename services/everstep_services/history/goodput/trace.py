@@ -90,6 +90,7 @@ class Closing:
 
     detect_s: float
     lost_s: float
+    lost_steps: int | None
     next_round: int | None
 
 
@@ -222,7 +223,7 @@ def _recovered(trace: GoodputTrace, fact: RankRecovered, at_s: float) -> None:
 def _closed(trace: GoodputTrace, fact: IncidentClosed, at_s: float) -> None:
     del at_s
     if fact.outcome != "merged":
-        closing = Closing(fact.ledger.detect_s, fact.lost_s, fact.next_round)
+        closing = Closing(fact.ledger.detect_s, fact.lost_s, fact.lost_steps, fact.next_round)
         trace.closings[fact.incident] = closing
 
 

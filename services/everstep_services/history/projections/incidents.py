@@ -160,6 +160,8 @@ def _closed(changes: Changes, entry: LoggedFact, fact: IncidentClosed) -> None:
             node=fact.node,
             rank=fact.rank,
         )
+    if fact.outcome == "recovered" and fact.lost_steps is None:
+        changes.merge(JOBS, (fact.job,), unknown_losses=1)
     _about(
         changes,
         entry,

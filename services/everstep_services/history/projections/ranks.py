@@ -142,6 +142,7 @@ def _progress_made(changes: Changes, entry: LoggedFact, fact: ProgressMade) -> N
         stepped_us=entry.received_us,
         total_steps=fact.total_steps,
         lost_steps=fact.lost_steps,
+        is_counted_anew=fact.is_counted_anew,
     )
     changes.merge(
         ROUNDS,

@@ -93,7 +93,8 @@ def finish(batch: Batch) -> None:
     """End the job: every rank of the round has exited with 0."""
     doc = batch.state.doc
     came_of(batch, "done", "every rank has finished")
-    incidents.close(batch, "recovered", "every rank has finished", "first_step_s")
+    # without a step that was seen, nobody knows how much of this time the training took
+    incidents.close(batch, "recovered", "every rank has finished", "other_s")
     reason = f"every rank of round {doc.round} exited with 0"
     _say_ended(batch, "done", reason, None)
     end_job(batch, "done", 0, reason)

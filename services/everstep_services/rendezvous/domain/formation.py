@@ -148,6 +148,7 @@ def _enter_round(batch: Batch, size: int) -> None:
         has_stepped=False,
         first_step=None,
         restore_s=0.0,
+        reached_step=doc.reached_step if doc.round_step is None else doc.round_step,
         round_step=None,
         planned=None,
         saving=None,

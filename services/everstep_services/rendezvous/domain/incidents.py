@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from everstep.incident_causes import CONSEQUENCE, PLAIN, SECONDARY, IncidentCause, meaning_of
 from everstep.incident_outcomes import IncidentOutcome
+from everstep.lost_steps import steps_again
 from everstep.messages import IncidentClosed, IncidentExtended, IncidentOpened, Ledger
 from everstep.messages.documents.rounds import OpenIncident
 from everstep_services.rendezvous.domain.batch import Batch
@@ -104,9 +105,6 @@ def close(batch: Batch, outcome: IncidentOutcome, reason: str, entry: LedgerEntr
     extend(batch, now=True)
     incident = _count(batch, doc.incident, entry, restore_s=doc.restore_s)
     recovered = outcome == "recovered"
-    lost = 0
-    if recovered and doc.last_step is not None and doc.first_step is not None:
-        lost = max(doc.last_step - doc.first_step + 1, 0)
     batch.record(
         IncidentClosed(
             **batch.round_head(incident.round),
@@ -114,7 +112,7 @@ def close(batch: Batch, outcome: IncidentOutcome, reason: str, entry: LedgerEntr
             outcome=outcome,
             reason=reason,
             ledger=incident.ledger,
-            lost_steps=lost,
+            lost_steps=steps_again(doc.first_step, doc.reached_step) if recovered else 0,
             next_round=doc.round if recovered else None,
             reports=incident.reports,
             trigger=incident.trigger,

@@ -1,6 +1,7 @@
 """Acts on what agents report about their part of the round."""
 
 from everstep.incident_causes import known_cause
+from everstep.lost_steps import steps_again_in_words
 from everstep.messages import (
     Report,
     Reported,
@@ -161,6 +162,8 @@ def _recovered(batch: Batch) -> None:
     incident, doc = batch.state.doc.incident, batch.state.doc
     if incident is not None:
         reason = f"{incident.reason}; round {doc.round} has made its first step"
+        if again := steps_again_in_words(doc.round, doc.first_step, doc.reached_step):
+            reason += f"; {again}"
         incidents.close(batch, "recovered", reason, "first_step_s")
 
 
@@ -173,7 +176,7 @@ def _steady(batch: Batch) -> None:
     elif incident is not None:
         lasted = f"round {doc.round} has run for {batch.settings.steady_after_s:g} s"
         reason = f"{incident.reason}; {lasted}, and no step was seen"
-        incidents.close(batch, "recovered", reason, "first_step_s")
+        incidents.close(batch, "recovered", reason, "other_s")
 
 
 def _finished(batch: Batch, seat: Seat) -> None:

@@ -47,6 +47,7 @@ class DocumentChanges(TypedDict, total=False):
     first_step: int | None
     restore_s: float
     round_step: int | None
+    reached_step: int | None
     incident: OpenIncident | None
     end_reason: str
     planned: PlannedEnd | None
@@ -213,6 +214,7 @@ class JobState:
             world_size=doc.world_size,
             master_address=doc.master_address,
             master_port=doc.master_port,
+            reached_step=doc.reached_step,
             restarts=doc.restarts,
             max_restarts=doc.spec.max_restarts,
             incident=doc.incident.id if doc.incident else None,

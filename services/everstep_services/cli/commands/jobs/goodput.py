@@ -67,6 +67,11 @@ def print_goodput(
         return
     for line in goodput_page(f"job {cell(job)}", shown):
         echo(line)
+    about = api.get(job_path(job))
+    if about["lost_steps"] is None and about["restarts"]:
+        echo("")
+        echo("How many steps were made again is not known, because the script does not number its")
+        echo("steps: repeated steps count as productive.")
 
 
 def print_fleet_goodput(

@@ -407,6 +407,8 @@ def _ledger(incident: Record) -> Iterator[str]:
         again = f"{counted(incident['lost_steps'], 'step')} again"
         worth = f" ({span(incident['lost_s'])})" if incident["lost_s"] else ""
         yield f"  and made {again}{worth}"
+    elif incident["lost_steps"] is None and incident["outcome"] == "recovered":
+        yield "  how many steps were made again is not known: the script does not number its steps"
     if incident["restored_step"] is not None:
         tier = f" ({cell(incident['restored_tier'])})" if incident["restored_tier"] else ""
         yield f"  went on from step {incident['restored_step']}{tier}"

@@ -169,7 +169,8 @@ class Incident(Answer):
         description="Where the time went; null while the incident is open."
     )
     lost_steps: int | None = Field(
-        description="Steps that had to be trained again after a restart."
+        description="Steps that had to be trained again after a restart; null if that is not "
+        "known, because the script does not number its steps, or shows none."
     )
     lost_s: float | None = Field(description="The time that those steps had taken.")
     restored_step: int | None

@@ -65,8 +65,12 @@ class Job(Answer):
         "them are counted anew in each round."
     )
     total_steps: int | None
+    is_counted_anew: bool | None = Field(
+        description="The script does not number its steps: `last_step` is that of one round."
+    )
     lost_steps: int | None = Field(
-        description="Steps that had to be trained again after a restart."
+        description="Steps that had to be trained again after a restart; null if that is not "
+        "known, because the script does not number its steps, or shows none."
     )
     ranks_failed: int | None
     stalls: int | None
@@ -242,6 +246,8 @@ def shown_job(row: Record) -> dict[str, Any]:
     end, begun = row["ended_fact"], row["begun_fact"]
     is_over = end is None or begun is None or end > begun
     shown = present(row if is_over else {**row, **dict.fromkeys(_OF_THE_END)})
+    if row["unknown_losses"] and not row["lost_steps"]:
+        shown["lost_steps"] = None
     headline = _end_headline(shown, shown["reported_rank"], shown["reported_node"])
     return {**shown, "end_headline": headline}
 

@@ -1,0 +1,26 @@
+"""How many steps a round makes again, from its first step: the same for all who report it."""
+
+
+def steps_again(first: int | None, reached: int | None) -> int | None:
+    """The steps that are made again; None if that is not known.
+
+    `first`: the number of the round's first step, None if the script does not number its steps;
+    `reached`: the step that the training had reached before, None for none.
+    """
+    if first is None:
+        return None
+    return 0 if reached is None else max(reached - first + 1, 0)
+
+
+def steps_again_in_words(round: int, first: int | None, reached: int | None) -> str:
+    """The steps that are made again, and the remedy if the script does not resume."""
+    again = steps_again(first, reached)
+    if not again or first is None:
+        return ""
+    steps = "1 step is" if again == 1 else f"{again} steps are"
+    if first > 1:
+        return f"round {round} went on from step {first - 1}: {steps} made again"
+    return (
+        f"round {round} began at step 0: this script does not resume; {steps} made again. Restore "
+        f"a checkpoint at its start: docs/guides/checkpoints.md"
+    )

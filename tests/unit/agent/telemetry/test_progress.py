@@ -1,0 +1,44 @@
+"""What an agent reports of steps, from pages that the real SDK writes."""
+
+from pathlib import Path
+from typing import Any, cast
+
+from msgspec.structs import replace
+
+from everstep_services.agent.core.agent import Agent
+from everstep_services.agent.core.round_part import AgentTimeouts
+from everstep_services.agent.ranks.round_watch import WatchedRank
+from everstep_services.agent.telemetry.facts import AgentFacts
+from everstep_services.agent.telemetry.progress import ProgressReader
+from tests.fakes.clock import FakeClock
+from tests.unit.agent.orders import start
+from tests.unit.agent.stalls.stalled_ranks import Clock, StallRank, clock_of_pages
+
+
+def test_a_round_that_begins_anew_reports_the_steps_that_it_makes_again(tmp_path: Path) -> None:
+    pages, clock, agent = Clock(), FakeClock(), Agent(AgentTimeouts())
+    order = replace(start(), slot=0, first_rank=0, round=1)
+    agent.ordered(order)
+    with clock_of_pages(pages):
+        rank = StallRank(tmp_path, 0, pages)
+        watched = {0: WatchedRank(tmp_path, rank.view_of_page)}
+        none = cast("Any", None)
+        progress = ProgressReader(
+            none, agent, watched.get, AgentFacts("j", "n", clock), clock, none
+        )
+        progress.begins(order)
+        for _ in range(9):
+            rank.run.step()
+        assert progress.last_step() == 9
+        again = replace(order, round=2, reached_step=9)
+        progress.begins(again)
+        (tmp_path / "2").mkdir()
+        restarted = StallRank(tmp_path / "2", 0, pages)
+        watched[0] = WatchedRank(tmp_path, restarted.view_of_page)
+        assert progress.last_step() is None, "nothing of the round before"
+        restarted.run.step()
+        first = progress.stepped(again, 1)
+        assert first is not None
+        assert (first.lost_steps, first.is_counted_anew) == (9, False)
+        assert "does not resume; 9 steps are made again" in progress.steps_again(again, 1)
+        assert progress.steps_again(again, 10) == ""
