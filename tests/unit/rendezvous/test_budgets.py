@@ -213,3 +213,10 @@ def test_the_brake_lets_only_hard_limits_stop_a_job() -> None:
     judged = judge(failure(step=0), past, rules)
     assert judged.action == "restart"
     assert "the limit is 3" in judged.advice
+
+
+def test_nothing_is_left_below_zero_where_a_limit_only_advises() -> None:
+    decisions = run([failure(fingerprint=f"f{number}") for number in range(7)], no_progress_limit=3)
+    assert [decision.action for decision in decisions] == ["restart"] * 7
+    assert {budget.left for decision in decisions[3:] for budget in decision.budgets[-1:]} == {0}
+    assert "0 of 3 rounds without progress left" in decisions[-1].reason

@@ -24,6 +24,8 @@ class RankBeat(Part, frozen=True, kw_only=True):
     judged."""
     limit_source: str = ""
     """Where that limit comes from, as in `rank_stalled`."""
+    limit_name: Name = ""
+    """The name of the limit, if it is not that of the section: the rank is late for this first."""
     collectives: Int | None = None
     """How many collectives the rank had entered in this round when it was last asked, where that
     can be read. Only ranks whose pages show nothing are asked."""

@@ -189,7 +189,7 @@ def time_text(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
-_SAID_ONCE = "how long a rank may go without progress; what is learned takes the place of defaults"
+_SAID_ONCE = "how long a rank may go without progress"
 
 
 class LineWriter(Protocol):
@@ -215,10 +215,22 @@ class LimitNotices:
         self._is_for_job = is_for_job
         if is_for_job and not self._has_shown:
             self._has_shown = True
-            self._say(_SAID_ONCE)
+            self._show_all()
+        self.compare()
+
+    def _show_all(self) -> None:
+        """The table if a person has set a limit, otherwise one line: nobody has asked for more."""
+        if any(limit.origin for _, limit in _ours(self._limits)):
+            self._say(f"{_SAID_ONCE}; what is learned takes the place of defaults")
             for line in table(self._limits, self._others):
                 self._say(line)
-        self.compare()
+            return
+        first = self._limits.first_step()
+        later = self._limits.section("", SectionKind.PLAIN)
+        self._say(
+            f"{_SAID_ONCE}: {time_text(first.s)} until its first step, then {time_text(later.s)}; "
+            f"a shorter limit is learned from its steps, or set by --limit"
+        )
 
     def group_waits(self, timeout_s: float) -> None:
         """A rank has shown the timeout of its process group; 0 if it has none."""

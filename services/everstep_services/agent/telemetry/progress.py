@@ -226,6 +226,7 @@ def beat_of(
         section_age_s=round(standing.section_age_s, 3),
         limit_s=None if limit is None else round(limit.s, 3),
         limit_source="" if limit is None else limit.source,
+        limit_name="" if limit is None or limit.name == standing.section else limit.name,
         collectives=standing.collectives,
         collective=standing.collective,
     )

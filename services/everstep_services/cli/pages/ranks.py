@@ -89,7 +89,9 @@ def _ranks(api: Api, job: str, params: dict[str, Any], most: int) -> dict[str, A
 
 def _shown(rank: Record) -> dict[str, Any]:
     is_inside = rank["section"] is not None
+    named = f" for {rank['limit_name']}" if rank["limit_name"] else ""
     limit = "" if rank["limit_s"] is None else f"{span(rank['limit_s'])} ({rank['limit_source']})"
+    limit += named if limit else ""
     return {
         **rank,
         "since": span(rank["section_age_s"] if is_inside else rank["progress_age_s"]),

@@ -118,6 +118,17 @@ def address_towards(url: str) -> str:
     return socket.gethostname()
 
 
+def check_resolves(address: str) -> None:
+    """Refuse a name that other nodes could not resolve either."""
+    try:
+        socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError) as error:
+        raise UsageError(
+            f"--address {address!r} cannot be resolved ({error}): give an address of this host, or "
+            f"a name that every node of the job can resolve"
+        ) from error
+
+
 def is_elsewhere(address: str) -> bool:
     """No interface of this host has it. False where that is not known, as for an unknown name."""
     try:

@@ -343,6 +343,7 @@ def _is_standalone(given: Given, spec: JobSpec, bus: BusSettings | None, state: 
 def _address(given: Given, agent: AgentSettings, bus: BusSettings | None) -> str:
     chosen = given.text("address") or given.text("local_addr") or agent.address
     if chosen:
+        environment.check_resolves(chosen)
         return chosen
     return "127.0.0.1" if bus is None else environment.address_towards(bus.url)
 

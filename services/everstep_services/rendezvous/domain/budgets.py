@@ -99,7 +99,7 @@ def judge(failure: RoundFailure, past: RestartHistory, rules: RestartRules) -> R
     spent = next((budget for budget in budgets if budget.name in _HARD and budget.left < 0), None)
     if failure.is_counted and spent is not None:
         reason = f"{_NAMES[spent.name]} are spent: {spent.limit} of {spent.limit}"
-        left = tuple(Budget(name=b.name, limit=b.limit, left=max(b.left, 0)) for b in budgets)
+        left = _not_below_zero(budgets)
         other = (Option(action="restart", rejected=reason),)
         rule = f"stop.{spent.name}_spent"
         return RestartDecision("stop", rule, reason, past, budgets=left, considered=other)
@@ -126,6 +126,7 @@ def _another(
         # The first failure is not taken for a script that cannot start: a file system may return.
         waits = past.quick_failures + (past.quick_failures == 1 and _cannot_start(failure, rules))
         delay_s = steps[min(waits, len(steps)) - 1]
+    budgets = _not_below_zero(budgets)
     left = ", ".join(f"{b.left} of {b.limit} {_NAMES[b.name]} left" for b in budgets)
     reason = left or _limit_elsewhere(rules.spec)
     if not failure.is_counted:
@@ -175,6 +176,10 @@ _NAMES = {
     "restarts_per_hour": "restarts per hour",
     "no_progress": "rounds without progress",
 }
+
+
+def _not_below_zero(budgets: tuple[Budget, ...]) -> tuple[Budget, ...]:
+    return tuple(Budget(name=b.name, limit=b.limit, left=max(b.left, 0)) for b in budgets)
 
 
 def _with(

@@ -91,7 +91,8 @@ def _decide(batch: Batch) -> None:
     _keep(batch, decision, is_counted=failure.is_counted)
     _say_decided(batch, decision, incident.reason, incident.id, incident.trigger_fact)
     if decision.action == "stop":
-        state: JobEnd = "failed" if decision.exit_code == 1 else "stopped"
+        has_failed = decision.exit_code == 1 or decision.rule == CANNOT_START
+        state: JobEnd = "failed" if has_failed else "stopped"
         batch.state.set(is_mendable=decision.rule == CANNOT_START)
         end_job(batch, state, decision.exit_code, f"{incident.reason}; {decision.reason}")
         return

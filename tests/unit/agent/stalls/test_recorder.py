@@ -106,6 +106,14 @@ def said(captured: pytest.CaptureFixture[str]) -> list[str]:
     return [line for line in captured.readouterr().err.splitlines() if GIVES_UP in line]
 
 
+async def test_the_console_of_a_healthy_start_has_one_line_about_limits(
+    run: RunPlan, rank: StallRank, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Desk(run, rank, ExternalLimits()).stalls.begins(ORDER)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "how long a rank may go without progress: 2 h until its first step" in line
+
+
 async def test_a_limit_learned_in_the_first_round_is_held_against_the_group(
     run: RunPlan, rank: StallRank, capfd: pytest.CaptureFixture[str]
 ) -> None:

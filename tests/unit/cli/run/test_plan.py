@@ -78,6 +78,12 @@ def test_standalone_declines_a_bus_that_is_known(home: Path) -> None:
     assert (made.bus, made.standalone) == (None, True)
 
 
+def test_an_address_that_cannot_be_resolved_is_refused_with_one_line(home: Path) -> None:
+    text = refused(home, "--address", "no such.host", "train.py")
+    assert text.startswith("--address 'no such.host' cannot be resolved")
+    assert "\n" not in text
+
+
 def test_every_option_arrives(home: Path) -> None:
     made = plan(
         home,

@@ -226,7 +226,7 @@ class PeriodicProbes:
         if name in self._slow:
             return
         self._slow.add(name)
-        log.warning(
+        log.info(
             "probe_costly check=%s cpu_s=%.3f every_s=%.0f wanted_s=%g",
             name, cpu_s, every_s, self._settings[name].every_s,
         )  # fmt: skip

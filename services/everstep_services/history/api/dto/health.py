@@ -24,6 +24,9 @@ class RankNow(Answer):
     limit_source: str | None = Field(
         description="`learned`, `configured`, `default`, `floor` or `cap`."
     )
+    limit_name: str | None = Field(
+        description="The name of the limit, if it is not that of the section, as `first-step`."
+    )
     collectives: int | None = Field(
         description="The number of collectives that the rank has entered in this round; only "
         "counted for ranks whose pages show no progress."

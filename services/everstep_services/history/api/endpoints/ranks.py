@@ -87,6 +87,7 @@ def _rank(beat: RankBeat, heard: HeardBeat) -> RankNow:
         progress_age_s=beat.progress_age_s,
         limit_s=beat.limit_s,
         limit_source=beat.limit_source or None,
+        limit_name=beat.limit_name or None,
         collectives=beat.collectives,
         resident_bytes=beat.resident_bytes,
         device_bytes=beat.device_bytes,

@@ -18,6 +18,8 @@ _NODES = 500
 _SHOWN = 50
 _FAILING = 500
 _READ = 10
+_REPORTED_WITHIN = timedelta(seconds=90)
+"""Copies in memory and to peers are reported once a minute."""
 _RECENT = timedelta(hours=24)
 _SAVE_LAG_S = 3600.0
 _WAITING_READ = 20
@@ -90,7 +92,7 @@ async def fleet(reader: Reader, _request: Request) -> Page:
         *_of_idle(zip(idle, details, acts, strict=True)),
         *_of_waiting(zip(forming, rounds[: len(forming)], strict=True), now),
         *_of_nodes(_items(nodes), now),
-        *_of_failing(_items(failing)),
+        *_of_failing(_items(failing), now),
         *_of_lost_saves(_items(lost), items, now),
         *_of_delays(_items(delays)),
     ]
@@ -253,8 +255,12 @@ def _of_nodes(nodes: Sequence[Mapping[str, Any]], now: datetime) -> Iterator[Con
             yield Concern("warn", "node", f"{node['node']} is suspect: {text}", href, at, strikes)
 
 
-def _of_failing(saves: Sequence[Mapping[str, Any]]) -> Iterator[Concern]:
+def _of_failing(saves: Sequence[Mapping[str, Any]], now: datetime) -> Iterator[Concern]:
     for tier in saves:
+        failed_at = moment(tier["failed_at"])
+        is_new = failed_at is not None and now - failed_at < _REPORTED_WITHIN
+        if tier["tier"] in {"memory", "peer"} and is_new:
+            continue  # the next copy may be there, and not be reported yet
         text = f"Saves to {tier['tier']} fail: {tier['failed_reason'] or 'no reason'}"
         href = f"/{path_of('jobs', tier['job'], 'checkpoints')}"
         detail = f"job {tier['job']}"
