@@ -46,7 +46,7 @@ def gpu_check(device: int | None = None, *, computes: bool = False) -> GpuCheck:
 
 
 def _check(device: int | None, *, computes: bool) -> GpuCheck:
-    number = _number(device)
+    number = device_number(device)
     by_nvml = _by_nvml(number)
     if by_nvml is not None and by_nvml.state in {"failed", "no_gpu"}:
         return by_nvml
@@ -63,7 +63,7 @@ def _check(device: int | None, *, computes: bool) -> GpuCheck:
     return by_nvml
 
 
-def _number(device: int | None) -> int:
+def device_number(device: int | None) -> int:
     if device is not None:
         return device
     text = environ.get("LOCAL_RANK", "0")
@@ -96,7 +96,7 @@ def _of_device(nvml: Any, number: int) -> GpuCheck:
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible == "" or nvml.nvmlDeviceGetCount() == 0:
         return GpuCheck("no_gpu", "no GPU is visible to this process")
-    handle = _handle(nvml, number, visible)
+    handle = nvml_handle(nvml, number, visible)
     if handle is None:
         return GpuCheck("no_gpu", f"no GPU {number}: CUDA_VISIBLE_DEVICES={visible}", None)
     uuid = _text(nvml.nvmlDeviceGetUUID(handle))
@@ -111,7 +111,7 @@ def _of_device(nvml: Any, number: int) -> GpuCheck:
     return GpuCheck("ok", f"NVML finds no fault{rows}", number, uuid)
 
 
-def _handle(nvml: Any, number: int, visible: str | None) -> Any:
+def nvml_handle(nvml: Any, number: int, visible: str | None) -> Any:
     """NVML's handle of a GPU: NVML numbers all GPUs, CUDA only the visible ones."""
     if visible is None:
         return nvml.nvmlDeviceGetHandleByIndex(number)

@@ -55,7 +55,7 @@ MODULES: Mapping[str, str] = {
     "inprocess.compose": "inprocess.compose",
     "inprocess.exception": "inprocess.state",
     "inprocess.finalize": "inprocess.plugins",
-    "inprocess.health_check": "inprocess.plugins",
+    "inprocess.health_check": "inprocess.node_checks",
     "inprocess.initialize": "inprocess.plugins",
     "inprocess.monitor_thread": "inprocess.interruption",
     "inprocess.nested_restarter": "inprocess.nested_restarter",

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+_BEATS = "beats"
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.1
 _PAUSE_S_A_RANK = 2e-5
@@ -88,6 +89,26 @@ class IterationStore:
                 )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, self._longest_pause_s)
+
+    def wait_for_the_living(
+        self,
+        barrier: str,
+        within_s: float,
+        needed: int,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Wait for ranks that may train on for long; `BarrierTimeout` once none has beaten."""
+        while True:
+            beats = self.counted(_BEATS)
+            try:
+                return self.wait(barrier, within_s, needed, meanwhile)
+            except BarrierTimeout:
+                if self.counted(_BEATS) == beats:
+                    raise
+
+    def beat(self) -> None:
+        """Show those who wait for the living that a rank lives."""
+        self.count(_BEATS)
 
     def count(self, name: str) -> int:
         """Count one more; returns the sum over all ranks so far."""

@@ -209,29 +209,6 @@ class FaultCounter(HealthCheck):
         return state
 
 
-class _NodeCheck(HealthCheck):
-    """A check that the agent of the node makes: here it passes."""
-
-    def __init__(self, device_index: int | None = None) -> None:
-        self.device_index = device_index
-
-    def __call__(self, state: FrozenState) -> FrozenState:
-        """Return the state: the agent excludes a node whose probes fail."""
-        return state
-
-
-class ChainedGPUHealthCheck(_NodeCheck):
-    """Passes: the agent's probes check the GPUs of a node."""
-
-
-class ChainedNVLHealthCheck(_NodeCheck):
-    """Passes: the agent's probes check NVLink."""
-
-
-class ChainedNicHealthCheck(_NodeCheck):
-    """Passes: the agent's probes check network interfaces."""
-
-
 def _device() -> "torch.device | None":
     if not torch.cuda.is_available():
         return None
@@ -265,9 +242,6 @@ __all__ = [
     "AbortPersistentCheckpointProcesses",
     "AbortTorchDistributed",
     "AbortTransformerEngine",
-    "ChainedGPUHealthCheck",
-    "ChainedNVLHealthCheck",
-    "ChainedNicHealthCheck",
     "Completion",
     "CudaHealthCheck",
     "FaultCounter",

@@ -8,6 +8,7 @@ import dataclasses
 import datetime
 import enum
 import json
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
@@ -203,6 +204,7 @@ class Tree(RankAssignment):
         self.layers = list(layers)
         self.world_size_filter = world_size_filter
         self._leaves: list[_Leaf] = []
+        self._by_place: dict[_Place, list[_Leaf]] = {}
         self._active = 0
 
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
@@ -214,7 +216,8 @@ class Tree(RankAssignment):
         waiting = [leaf for leaf in lost if leaf.mode is Mode.ACTIVE]
         for leaf in lost:
             leaf.mode = Mode.TERMINATED
-        unreplaced = [leaf for leaf in waiting if not self._replace(leaf)]
+        reserves: dict[_Place, list[_Leaf]] = {}
+        unreplaced = [leaf for leaf in waiting if not self._replace(leaf, reserves)]
         self._shift(self._backfill(unreplaced))
         self._active -= len(unreplaced)
         self._filter()
@@ -243,6 +246,9 @@ class Tree(RankAssignment):
                 f"all ranks must have the same key at the first layer, and they have {roots}"
             )
         self._leaves = list(_ordered(leaves, 0, len(self.layers)))
+        for leaf in self._leaves:
+            for place in self._places(leaf):
+                self._by_place.setdefault(place, []).append(leaf)
 
     def _activate(self) -> None:
         """Activate ranks, as far as the layers allow."""
@@ -273,13 +279,19 @@ class Tree(RankAssignment):
             key=lambda leaf: leaf.rank or 0,
         )
 
-    def _replace(self, lost: _Leaf) -> bool:
-        """Have a waiting rank take the number of a lost one, from the nearest place."""
+    def _replace(self, lost: _Leaf, reserves: dict[_Place, list[_Leaf]]) -> bool:
+        """Have a waiting rank take the number of a lost one, from the nearest place.
+
+        `reserves` has the waiting ranks of each place; those that another place has used stay in.
+        """
         for place in self._places_with(lost, LayerFlag.RESERVE):
-            reserve = [leaf for leaf in self._in(place) if leaf.mode is Mode.INACTIVE]
-            if reserve:
-                reserve[-1].mode, reserve[-1].active_rank = Mode.ACTIVE, lost.active_rank
-                return True
+            if place not in reserves:
+                reserves[place] = self._in(place, Mode.INACTIVE)
+            while reserves[place]:
+                reserve = reserves[place].pop()
+                if reserve.mode is Mode.INACTIVE:
+                    reserve.mode, reserve.active_rank = Mode.ACTIVE, lost.active_rank
+                    return True
         return False
 
     def _backfill(self, lost: list[_Leaf]) -> list[int]:
@@ -293,8 +305,7 @@ class Tree(RankAssignment):
             else:
                 free.append(_number(leaf))
         for place, leaves in by_place.items():
-            active = [leaf for leaf in self._in(place) if leaf.mode is Mode.ACTIVE]
-            movers = sorted(active, key=_number)[-len(leaves) :]
+            movers = sorted(self._in(place, Mode.ACTIVE), key=_number)[-len(leaves) :]
             for position, leaf in enumerate(sorted(leaves, key=_number)):
                 mover = movers[position] if position < len(movers) else None
                 gap = _number(leaf)
@@ -304,9 +315,10 @@ class Tree(RankAssignment):
         return free
 
     def _shift(self, free: list[int]) -> None:
+        gaps = sorted(free)
         for leaf in self._left():
             if leaf.active_rank is not None:
-                leaf.active_rank -= sum(gap < leaf.active_rank for gap in free)
+                leaf.active_rank -= bisect_left(gaps, leaf.active_rank)
 
     def _filter(self) -> None:
         if self.world_size_filter is None:
@@ -337,8 +349,8 @@ class Tree(RankAssignment):
     def _left(self) -> Iterable[_Leaf]:
         return [leaf for leaf in self._leaves if leaf.is_left]
 
-    def _in(self, place: _Place) -> list[_Leaf]:
-        return [leaf for leaf in self._left() if leaf.place[: len(place)] == place]
+    def _in(self, place: _Place, mode: Mode) -> list[_Leaf]:
+        return [leaf for leaf in self._by_place[place] if leaf.mode is mode]
 
     def _places(self, leaf: _Leaf) -> list[_Place]:
         return [leaf.place[: depth + 1] for depth in range(len(self.layers))]

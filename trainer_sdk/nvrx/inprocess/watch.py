@@ -5,8 +5,10 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from trainer_sdk.nvrx.inprocess import monitor_process
@@ -35,7 +37,10 @@ class IterationWatch:
         interruptible: Interruptible,
         progress: Progress,
         monitor: "MonitorLink",
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
+        self._beat = beat
+        self._beats_at = 0.0
         self._wrapper = call.wrapper
         self._frozen = call.state.freeze()
         self._shared = shared
@@ -77,6 +82,9 @@ class IterationWatch:
 
     def _look(self) -> None:
         """Report progress to the monitor, and interrupt the iteration past the soft limit."""
+        if (now := monotonic()) >= self._beats_at:
+            self._beats_at = now + self._wrapper.barrier_timeout.total_seconds() / 4
+            self._beat()
         idle_s = self._progress.look()
         self._monitor.send(f"alive {idle_s:.3f}")
         rank = self._frozen.rank

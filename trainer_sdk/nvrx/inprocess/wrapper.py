@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import gc
 import inspect
-import math
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -210,14 +209,16 @@ class CallWrapper:
 
         If this rank fails, the others may train on, and need the store; under an agent they do not.
         """
-        initial = self.state.initial_rank or 0
+        initial, size = self.state.initial_rank or 0, self.state.initial_world_size or 1
         within_s = self.wrapper.barrier_timeout.total_seconds()
         try:
             self._call.arrive(END, initial)
             if initial == 0 and not (is_failing and session().is_watched):
-                within_s = math.inf if is_failing else within_s
                 self._monitor.send("pause")
-                self._call.wait(END, within_s, self.state.initial_world_size, session().heartbeat)
+                if is_failing:  # a rank that is gone with its monitor never comes
+                    self._call.wait_for_the_living(END, 2 * within_s, size, session().heartbeat)
+                else:
+                    self._call.wait(END, within_s, size, session().heartbeat)
         except Exception as error:  # noqa: BLE001 - the training is over
             warn(f"the store of the in-process restarts ends early: {error}")
         self._monitor.close()
@@ -276,7 +277,9 @@ class CallWrapper:
         begin_groups(self._number * _MOST_ITERATIONS + self.state.iteration)
         self._monitor.begin(shared, f"{self._prefix}/{self.state.iteration}", rank)
         self._progress.reset()
-        watch = IterationWatch(self, shared, self._interruptible, self._progress, self._monitor)
+        watch = IterationWatch(
+            self, shared, self._interruptible, self._progress, self._monitor, self._call.beat
+        )
         with watch:
             try:
                 return self._interruptible.call(lambda: self._attempt(shared, rank, function))

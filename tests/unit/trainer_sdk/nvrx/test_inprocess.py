@@ -1,6 +1,7 @@
 """The parts of NVRx's in-process restart that need no other rank: numbers, plugins, interrupts."""
 
 import datetime
+import json
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -305,3 +306,44 @@ def test_a_wrapper_that_is_off_leaves_the_function_as_it_is() -> None:
         """Nothing."""
 
     assert Wrapper(enabled=False)(function) is function
+
+
+def test_the_first_rank_waits_for_those_that_train_on_and_not_for_the_dead() -> None:
+    """Rank 1 and its monitor are gone: it never comes; rank 2 trains on for a while."""
+    shared, looks = store_of(3), 0
+
+    def train_on() -> None:
+        nonlocal looks
+        looks += 1
+        if looks <= 3:
+            shared.beat()
+
+    shared.arrive("end", 0)
+    with pytest.raises(BarrierTimeout, match="1 of 3 ranks came to the barrier end"):
+        shared.wait_for_the_living("end", 0.0, 3, train_on)
+    assert looks == 4, "as long as anybody beats"
+    shared.arrive("end", 1)
+    shared.arrive("end", 2)
+    shared.wait_for_the_living("end", 0.0, 3)
+
+
+@pytest.mark.parametrize("flag", [RESERVE, BACKFILL])
+def test_a_tree_looks_at_each_rank_once_a_layer_however_many_are_lost(flag: LayerFlag) -> None:
+    size, layers, looked = 512, 3, 0
+
+    class Counting(Tree):
+        def _in(self, place: tuple[str, ...], mode: Any) -> Any:
+            nonlocal looked
+            looked += len(self._by_place[place])
+            return super()._in(place, mode)
+
+    shared = store_of(size)
+    for rank in range(1, size):
+        shared.put(f"place/{rank}", json.dumps([rank, ["all", str(rank // 64), str(rank // 8)]]))
+    tree = Counting([
+        Layer(key_or_fn="all", flag=flag), Layer(key_or_fn="0", max_ranks=48, flag=flag),
+        Layer(key_or_fn="0", flag=flag),
+    ])  # fmt: skip
+    found = tree(RankAssignmentCtx(State(0, size), shared, set(range(1, size, 4))))
+    assert found.state.world_size == size * 3 // 4
+    assert 0 < looked <= layers * size
