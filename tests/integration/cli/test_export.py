@@ -45,7 +45,7 @@ def model(tmp_path: Path) -> torch.nn.Module:
 def test_a_folder_is_read_by_from_pretrained(
     run: Run, model: torch.nn.Module, tmp_path: Path
 ) -> None:
-    for words, files in ((["--shard-mb", "1"], 3), ([], 1)):
+    for words, files in ((["--shard-mb", "1"], 2), ([], 1)):
         to = tmp_path / f"to-{files}"
         code, out, err = run(tmp_path / "root", 5, to, "--like", tmp_path / "like", *words)
         assert code == 0, err

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.scripted import run
+from trainer_sdk.checkpoint.storage import storage_for
+from trainer_sdk.checkpoint.storage.checkpoints import stored_checkpoints, verify
 
 FEW = ["fsdp2/adamw/global", "ddp/nested/global", "pp+fsdp2/momentum/peer"]
 SHARDINGS = {
@@ -49,6 +51,9 @@ def differing(folder: Path, cases: list[str], others: list[str], within_s: float
 def test_after_restarts_every_rank_has_what_it_would_have_without(tmp_path: Path) -> None:
     """One of four ranks has no rows of a parameter, and has its optimizer's state."""
     assert differing(tmp_path, FEW, FEW[:1], 110) == []
+    storage = storage_for(str(tmp_path / "fsdp2_adamw_global/root"))
+    verdicts = [verify(storage, one) for one in stored_checkpoints(storage)]
+    assert [(one.flaw, one.doubt) for one in verdicts] == [("", "")] * 4
 
 
 @pytest.mark.variant

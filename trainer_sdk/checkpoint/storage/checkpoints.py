@@ -25,6 +25,7 @@ from trainer_sdk.checkpoint.manifest import (
 )
 from trainer_sdk.checkpoint.storage.folder import Folder
 from trainer_sdk.checkpoint.storage.names import SAVING, pulling_name
+from trainer_sdk.checkpoint.storage.optimizer_steps import doubt_about_steps
 from trainer_sdk.checkpoint.storage.pickled_values import (
     UnreadablePickleError,
     values_in,
@@ -109,6 +110,8 @@ class Verification:
     """The damage, with its file; empty if every byte is what was saved."""
     size_bytes: int
     """How many bytes were read."""
+    doubt: str = ""
+    """Why the state may not have been right when it was saved; empty if nothing is known."""
 
     @property
     def is_good(self) -> bool:
@@ -183,12 +186,24 @@ def verify(
     ):
         _still_there(storage, checkpoint)
         return Verification(flaw, read)
-    return Verification("", read)
+    return Verification("", read, _doubt(storage, checkpoint, checkpoint.manifest))
+
+
+def _doubt(storage: Storage, checkpoint: StoredCheckpoint, manifest: Manifest) -> str:
+    try:
+        return doubt_about_steps(storage, step_name(checkpoint.step), _described(manifest))
+    except Exception:  # noqa: BLE001 - every byte is good: an unusual form is not suspicious
+        return ""
+
+
+def _described(manifest: Manifest) -> str:
+    """The name of torch's metadata; empty if there is none."""
+    return next((file.name for file in manifest.files if _flat(file.name) == METADATA), "")
 
 
 def _unread(storage: Storage, checkpoint: StoredCheckpoint, manifest: Manifest) -> str:
     """Why a restore would refuse a value of it; empty if it would not."""
-    described = next((file.name for file in manifest.files if _flat(file.name) == METADATA), "")
+    described = _described(manifest)
     if not described:
         return f"{checkpoint.path} has no {METADATA}"
     folder = step_name(checkpoint.step)

@@ -80,12 +80,20 @@ class Bytes(Described):
 
 def values_in(metadata: bytes) -> Iterator[tuple[str, str, int, int]]:
     """For each value that is not a tensor: its key, file, offset and length."""
+    kinds, places = descriptions_in(metadata)
     try:
-        described = _Reader(io.BytesIO(metadata)).load()
-        kinds, places = described.state_dict_metadata, described.storage_data
         for index, place in places.items():
             if isinstance(kinds.get(index.fqn), Bytes):
                 yield index.fqn, str(place.relative_path), int(place.offset), int(place.length)
+    except Exception as error:
+        raise UnreadablePickleError(f"it is not what torch writes: {error}") from error
+
+
+def descriptions_in(metadata: bytes) -> tuple[dict[str, Any], dict[Any, Any]]:
+    """The descriptions of values, by key, and of their places, by index."""
+    try:
+        described = _Reader(io.BytesIO(metadata)).load()
+        return dict(described.state_dict_metadata), dict(described.storage_data)
     except UnreadablePickleError:
         raise
     except Exception as error:

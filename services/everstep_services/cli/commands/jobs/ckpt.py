@@ -118,6 +118,9 @@ def verify(invocation: Invocation, *, where: str, step: int | None, reason: str)
     also be the folder of one checkpoint. With a job the catalog reads them, and quarantines those
     that are not good.
 
+    DOUBTFUL is a checkpoint whose bytes are good, but whose state an earlier release may have
+    restored incompletely before it saved it.
+
     Exit codes: 0 all are good, 1 one is not.
     """
     if is_place(where):

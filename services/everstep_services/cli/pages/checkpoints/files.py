@@ -240,12 +240,12 @@ def _verified(storage: Storage, checkpoint: StoredCheckpoint) -> dict[str, Any]:
     verdict: Verification = verify(storage, checkpoint)
     return {
         "step": checkpoint.step,
-        "state": "good" if verdict.is_good else "NOT GOOD",
+        "state": "NOT GOOD" if verdict.flaw else "DOUBTFUL" if verdict.doubt else "good",
         "is_good": verdict.is_good,
         "size_bytes": verdict.size_bytes,
         "took_s": round(time.monotonic() - began, 3),
         "path": checkpoint.path,
-        "reason": verdict.flaw,
+        "reason": verdict.flaw or verdict.doubt,
     }
 
 
