@@ -20,7 +20,7 @@ _TOP = """# Names of NVRx
 
 Every public name of NVRx {version}, and what it does under `everstep run --as-nvrx`: {count} names.
 [Moving from NVRx](../guides/from-nvrx.md) explains how to move. Tests compare the list with the
-release, and import each name.
+release, import each name, and compare the arguments of each call.
 
 - *As theirs*: the same call with the same effect.
 - *Differs*: works, with the difference.

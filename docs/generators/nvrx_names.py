@@ -12,17 +12,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from trainer_sdk.nvrx.aliases import MODULES
+
 DATA = Path(__file__).with_suffix(".json")
 _HELPERS = {"logger", "log", "T", "U", "V", "ctx", "DESCRIPTOR"}
 """Names at the top of modules that nobody imports."""
 _VARIABLE = re.compile(r"(?:NVRX|FT|LLM|SLACK|CROSS_SLURM)_[A-Z0-9_]+[A-Z0-9]")
 _NO_VARIABLES = {"FT_DIR_NAME", "LLM_API_KEY_ENV_VAR", "LLM_API_KEY_FILE_ENV_VAR"}
+_CALLS = {"__init__", "__call__"}
 _CONFIG = "fault_tolerance.config"
 
 
 def names_in(package: Path) -> dict[str, Any]:
-    """Modules with their names and methods, options, environment variables, and YAML keys."""
+    """Modules with their names and methods, options, environment variables, and YAML keys.
+
+    Of modules that stand in also the arguments of each call, and the attributes of instances.
+    """
     modules: dict[str, dict[str, list[str]]] = {}
+    arguments: dict[str, dict[str, str]] = {}
+    attributes: dict[str, dict[str, str]] = {}
     options: dict[str, list[str]] = {}
     variables: set[str] = set()
     keys: list[str] = []
@@ -31,6 +39,14 @@ def names_in(package: Path) -> dict[str, Any]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         if "-" not in module:  # scripts beside the package cannot be imported
             modules[module] = dict(sorted(_names(tree, is_package=path.name == "__init__.py")))
+        if MODULES.get(module):
+            arguments[module] = dict(_arguments(tree.body, ""))
+            classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+            attributes[module] = {
+                node.name: " ".join(sorted(set(_attributes(node))))
+                for node in classes
+                if _is_public(node.name) and any(_attributes(node))
+            }
         if given := sorted(set(_options(tree))):
             options[module] = given
         variables |= set(_variables(tree))
@@ -38,6 +54,8 @@ def names_in(package: Path) -> dict[str, Any]:
             keys = list(_fields(tree, "FaultToleranceConfig"))
     return {
         "modules": {module: names for module, names in modules.items() if names},
+        "arguments": {module: calls for module, calls in arguments.items() if calls},
+        "attributes": {module: classes for module, classes in attributes.items() if classes},
         "options": options,
         "variables": sorted(variables),
         "keys": sorted(keys),
@@ -83,6 +101,41 @@ def _methods(node: ast.ClassDef) -> Iterator[str]:
         is_function = isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
         if is_function and not each.name.startswith("_"):
             yield each.name
+
+
+def _arguments(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, str]]:
+    """The arguments of each public function and method, without types and the object itself."""
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            if not prefix and _is_public(node.name):
+                yield from _arguments(node.body, f"{node.name}.")
+        elif isinstance(node, ast.FunctionDef) and (
+            _is_public(node.name) or (prefix and node.name in _CALLS)
+        ):
+            decorators = {ast.unparse(each) for each in node.decorator_list}
+            if "property" not in decorators:
+                of_object = bool(prefix) and "staticmethod" not in decorators
+                yield prefix + node.name, _without_types(node.args, of_object=of_object)
+
+
+def _without_types(arguments: ast.arguments, *, of_object: bool) -> str:
+    for each in ast.walk(arguments):
+        if isinstance(each, ast.arg):
+            each.annotation = None
+    if of_object:
+        del arguments.args[0]
+    return ast.unparse(arguments)
+
+
+def _attributes(node: ast.ClassDef) -> Iterator[str]:
+    """The public attributes that the constructor sets."""
+    for method in node.body:
+        if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+            for each in ast.walk(method):
+                if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store):
+                    of_self = isinstance(each.value, ast.Name) and each.value.id == "self"
+                    if of_self and _is_public(each.attr):
+                        yield each.attr
 
 
 def _options(tree: ast.Module) -> Iterator[str]:

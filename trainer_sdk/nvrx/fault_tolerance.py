@@ -117,18 +117,18 @@ class FaultToleranceConfig:
         return FaultToleranceConfig(**{name: kwargs[name] for name in kwargs.keys() & names})
 
     @staticmethod
-    def from_yaml_file(cfg_file: str, ignore_not_recognized: bool = True) -> "FaultToleranceConfig":
+    def from_yaml_file(cfg_path: str, ignore_not_recognized: bool = True) -> "FaultToleranceConfig":
         """The values of the section `fault_tolerance`, wherever it is in the file; needs PyYAML."""
-        with open(cfg_file, "rb") as file:
+        with open(cfg_path, "rb") as file:
             section = _section(msgspec.yaml.decode(file.read()))
         if section is None:
-            raise ValueError(f"{cfg_file} has no section `fault_tolerance:`; add one")
+            raise ValueError(f"{cfg_path} has no section `fault_tolerance:`; add one")
         return FaultToleranceConfig.from_kwargs(ignore_not_recognized, **section)
 
-    def to_yaml_file(self, cfg_file: str) -> None:
+    def to_yaml_file(self, cfg_path: str) -> None:
         """Write the values as the section `fault_tolerance` of a file; needs PyYAML."""
         values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        with open(cfg_file, "wb") as file:
+        with open(cfg_path, "wb") as file:
             file.write(msgspec.yaml.encode({"fault_tolerance": values}))
 
 

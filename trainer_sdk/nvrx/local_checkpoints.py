@@ -36,7 +36,10 @@ class CheckpointingException(Exception):  # noqa: N818 - NVRx's name
 
 
 class SameMachineReplicationException(CheckpointingException):
-    """For `except` clauses; it is never raised: names of files in progress differ."""
+    """For `except` clauses; it is never raised here: names of files in progress differ."""
+
+    def __init__(self, ckpt_id: CkptID) -> None:
+        super().__init__(f"the checkpoint {ckpt_id} is on this machine already")
 
 
 class BaseCheckpointManager(ABC):
@@ -58,6 +61,12 @@ class BaseCheckpointManager(ABC):
     def rank(self) -> int:
         """The own rank."""
         return self._ranks.my_global_rank
+
+    def _ckpt_id(self, iteration: int) -> CkptID:
+        """The id of this rank's state."""
+        if iteration < 0:
+            raise CheckpointingException(f"iteration must be at least 0, and is {iteration}")
+        return iteration, self.rank, self.session_id
 
     @abstractmethod
     def _my_ckpt_ids(self) -> Iterable[CkptID]:
@@ -111,7 +120,7 @@ class BaseCheckpointManager(ABC):
         iteration. `CheckpointingException` if there is none.
         """
         while self.find_latest() != _NONE:
-            id_: CkptID = (self.latest_iteration, self.rank, self.session_id)
+            id_ = self._ckpt_id(self.latest_iteration)
             state = self._try(id_)
             if state is not None:
                 state.restore_tensor_device(non_blocking=False)
@@ -126,11 +135,11 @@ class BaseCheckpointManager(ABC):
         self, state_dict: TensorAwareStateDict, iteration: int, is_async: bool = False
     ) -> AsyncRequest | None:
         """Save now, or copy now and return the request that finishes the save."""
+        own = self._ckpt_id(iteration)
         if iteration <= self.latest_iteration:
             raise CheckpointingException(
                 f"iteration {iteration} is not newer than {self.latest_iteration}, which is there"
             )
-        own: CkptID = (iteration, self.rank, self.session_id)
         states, ids = [state_dict], [own]
         if self.repl_strategy is not None:
             states, ids = self.repl_strategy.replicate(state_dict, own)
@@ -139,7 +148,8 @@ class BaseCheckpointManager(ABC):
         begun: list[tuple[Any, CkptID]] = []
         try:
             for state, id_ in zip(states, ids, strict=True):
-                if any(tensor.device.type != "cpu" for tensor in state.tensors):
+                # A state of the script's own may have no more than this method and a pickle.
+                if state is state_dict or any(each.device.type != "cpu" for each in state.tensors):
                     state.copy_tensors_to_cpu(non_blocking=False)
                 begun.append((self._save(state, id_), id_))
         except Exception as error:  # noqa: BLE001 - the other ranks wait for this one
@@ -260,9 +270,12 @@ class LocalCheckpointManager(BaseCheckpointManager):
         return state
 
     def _save(self, state_dict: TensorAwareStateDict, ckpt_id: CkptID) -> Any:
-        folder = self.local_ckpt_dir
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return write(TorchFile(state_dict), folder / _name(ckpt_id[0], ckpt_id[1]))
+        self.local_ckpt_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return write(TorchFile(state_dict), self._local_ckpt_path_from_id(ckpt_id))
+
+    def _local_ckpt_path_from_id(self, ckpt_id: CkptID) -> Path:
+        iteration, owner, _ = ckpt_id
+        return self.local_ckpt_dir / f"iter_{iteration:0{_DIGITS}d}_{owner}_local.pt"
 
     def _complete(self, begun: Any, ckpt_id: CkptID) -> None:
         iteration, owner, session = ckpt_id
@@ -303,10 +316,6 @@ class LocalCheckpointManager(BaseCheckpointManager):
                 record = msgspec.json.decode(read_regular(place), type=_LocalRecord)
                 if (record.session, record.job) == (self.session_id, self._job):
                     yield place, record
-
-
-def _name(iteration: int, owner: int) -> str:
-    return f"iter_{iteration:0{_DIGITS}d}_{owner}_local.pt"
 
 
 def _record_of(path: Path) -> Path:

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence, ValuesView
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,18 +45,11 @@ class TensorAwareStateDict(ABC):
         """Move the tensors back to their devices."""
 
 
-@dataclass(frozen=True)
 class TensorPlaceholder:
     """The place of a tensor that was taken out."""
 
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> "TensorPlaceholder":
-        """The placeholder of a tensor."""
-        return cls(tensor.shape, tensor.dtype, tensor.device)
+    def __init__(self, ten: torch.Tensor) -> None:
+        self.shape, self.dtype, self.device = ten.shape, ten.dtype, ten.device
 
     def init_tensor(self) -> torch.Tensor:
         """An empty tensor."""
@@ -87,7 +79,7 @@ class BasicTensorAwareStateDict(TensorAwareStateDict):
     def pop_tensors(self) -> list[torch.Tensor]:
         """Take the tensors out: the state is hollow then."""
         tensors = list(self.tensors)
-        self._replace(lambda value: TensorPlaceholder.of(value) if _is_tensor(value) else value)
+        self._replace(lambda value: TensorPlaceholder(value) if _is_tensor(value) else value)
         self._is_hollow = True
         return tensors
 

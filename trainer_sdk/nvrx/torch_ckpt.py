@@ -3,6 +3,8 @@
 import os
 from typing import Any
 
+import torch
+
 from trainer_sdk.checkpoint.file_saver import FileSaver
 from trainer_sdk.checkpoint.rank_group import group_of_all
 from trainer_sdk.checkpoint.save.request import SaveHandle
@@ -10,10 +12,11 @@ from trainer_sdk.nvrx.async_calls import failure
 
 
 class TorchAsyncCheckpoint:
-    """Writes single files through the writer process."""
+    """Writes single files through the writer process; `save` is `torch.save`, at once."""
 
     def __init__(self, persistent_queue: bool = True) -> None:
         del persistent_queue
+        self.save = torch.save
         self._saver = FileSaver()
         self._handles: list[SaveHandle] = []
 

@@ -27,7 +27,7 @@ from trainer_sdk.nvrx.state_dict_saver import (
     save_state_dict_async_finalize,
     save_state_dict_async_plan,
 )
-from trainer_sdk.nvrx.tensor_state import BasicTensorAwareStateDict
+from trainer_sdk.nvrx.tensor_state import BasicTensorAwareStateDict, TensorAwareStateDict
 from trainer_sdk.nvrx.torch_ckpt import TorchAsyncCheckpoint
 
 SCRIPT = Path(__file__).parents[2] / "e2e" / "nvrx" / "four_ranks.py"
@@ -214,9 +214,11 @@ def test_torch_save_in_the_background(tmp_path: Path) -> None:
     checkpoint = TorchAsyncCheckpoint()
     weights = torch.ones(1000)
     checkpoint.async_save({"w": weights}, tmp_path / "file.pt")
+    checkpoint.save({"w": weights}, tmp_path / "now.pt")
     weights.zero_()
     checkpoint.finalize_async_save(blocking=True)
-    assert torch.load(tmp_path / "file.pt")["w"].sum() == 1000
+    for name in ("file.pt", "now.pt"):
+        assert torch.load(tmp_path / name)["w"].sum() == 1000
     with pytest.raises(TypeError, match="async_save writes to a path"):
         checkpoint.async_save({}, sys.stdout)
     checkpoint.async_save({"w": weights}, tmp_path / "missing" / "file.pt")
@@ -227,6 +229,43 @@ def test_torch_save_in_the_background(tmp_path: Path) -> None:
 
 def local(value: float) -> BasicTensorAwareStateDict:
     return BasicTensorAwareStateDict({"w": torch.full((9,), value), "value": value})
+
+
+class OwnState(TensorAwareStateDict):
+    """A script's state that has only what a save and a load without replication need."""
+
+    tensors = is_hollow = property(lambda self: 1 / 0)
+    pop_tensors = insert_tensors = init_tensors = lambda *_: 1 / 0  # type: ignore[assignment]
+
+    def __init__(self, value: float) -> None:
+        self.weights = torch.full((9,), value)
+        self.moves: list[str] = []
+
+    def copy_tensors_to_cpu(self, non_blocking: bool = False) -> None:
+        self.moves.append("cpu")
+
+    def restore_tensor_device(self, non_blocking: bool = True) -> None:
+        self.moves.append("device")
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_state_of_the_scripts_own_needs_no_more_than_copies_and_a_pickle(
+    tmp_path: Path, is_async: bool
+) -> None:
+    manager = LocalCheckpointManager(tmp_path / "node")
+    request = manager.save(OwnState(7.0), 1, is_async)
+    if request is not None:
+        request.execute_sync()
+    assert (request is not None) is is_async
+    again = LocalCheckpointManager(tmp_path / "node")
+    assert again.find_latest() == 1
+    state, id_ = again.load()
+    assert isinstance(state, OwnState)
+    assert id_ == (1, 0, "")
+    assert state.weights.tolist() == [7.0] * 9
+    assert state.moves == ["cpu", "device"]
+    with pytest.raises(CheckpointingException, match="at least 0, and is -1"):
+        manager.save(OwnState(7.0), -1)
 
 
 def test_local_checkpoints_are_found_loaded_and_replaced(tmp_path: Path) -> None:

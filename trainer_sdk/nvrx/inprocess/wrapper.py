@@ -107,15 +107,15 @@ class Wrapper:
                 )
         self._check_order()
 
-    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """The function, with restarts."""
         if not self.enabled:
-            return function
+            return fn
 
-        @functools.wraps(function)
+        @functools.wraps(fn)
         def wrapped(*arguments: Any, **named: Any) -> Any:
             with CallWrapper(self) as call:
-                return call(function, arguments, named)
+                return call(fn, arguments, named)
 
         return wrapped
 
@@ -235,10 +235,10 @@ class CallWrapper:
         self.shutdown(is_failing=kind is not None)
 
     def __call__(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """Run the function until all ranks have completed it; the result of this rank."""
-        arguments, named = _with_call(function, args, kwargs, self)
+        arguments, named = _with_call(fn, args, kwargs, self)
         _freeze_heap()
         shared = self._shared()
         try:
@@ -246,7 +246,7 @@ class CallWrapper:
             while True:
                 shared = self._shared()
                 try:
-                    result = self._iterate(shared, lambda: function(*arguments, **named))
+                    result = self._iterate(shared, lambda: fn(*arguments, **named))
                 except _Again:
                     self._assign(shared, shared.lost())
                     self.state.advance()
