@@ -249,6 +249,7 @@ def _tame_sqlite(engine: Engine, limits: StoreLimits, *, for_reading: bool) -> N
             f"busy_timeout={int(limits.lock_within_s * 1000)}",
             "cache_size=-32768",
             "temp_store=MEMORY",
+            "trusted_schema=OFF",  # it may be the database of a bundle
             "wal_autocheckpoint=8000",  # pages: copying them back less often is cheaper
             f"query_only={'ON' if for_reading else 'OFF'}",
         ):

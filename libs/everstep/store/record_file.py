@@ -88,7 +88,7 @@ def _restrict(engine: Engine) -> None:
     @event.listens_for(engine, "connect")
     def _connect(connection: object, _: object) -> None:
         cursor = connection.cursor()  # type: ignore[attr-defined]
-        for pragma in ("query_only=ON", "temp_store=MEMORY"):
+        for pragma in ("query_only=ON", "temp_store=MEMORY", "trusted_schema=OFF"):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 

@@ -6,9 +6,11 @@ machine, without a bus and without a service.
 
 import asyncio
 import itertools
+import re
 import shutil
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -164,7 +166,8 @@ def unpack(bundle: Path, database: Path, most_gib: int = 16) -> None:
     """Write the database of a bundle to a file. Raises `BundleError`, also if it is larger.
 
     SQLite's header says how large the file is: one that has no room is refused before it is
-    written, and nothing is written that follows it.
+    written, and nothing is written that follows it. A database with more than plain tables is
+    refused before anything is asked of it.
     """
     written = size = 0
     try:
@@ -184,6 +187,35 @@ def unpack(bundle: Path, database: Path, most_gib: int = 16) -> None:
         raise BundleError(f"{bundle} is empty")
     if not written or written != size:
         raise BundleError(f"{bundle} is not whole: its end is missing")
+    _refuse_programs(bundle, database)
+
+
+_COMPUTED = re.compile(r"\bVIRTUAL\b|\bGENERATED\b|\bAS\s*\(", re.IGNORECASE)
+
+
+def _refuse_programs(bundle: Path, database: Path) -> None:
+    """Raise `BundleError` for what would run when the database is read or written.
+
+    Bundles of every release have plain tables and their indexes only. A view in place of a table
+    would hold a reader for ever; a trigger would change what an upgrade writes.
+    """
+    query = "SELECT type, name, coalesce(sql, '') FROM sqlite_master"
+    try:
+        with closing(sqlite3.connect(f"{database.as_uri()}?immutable=1", uri=True)) as connection:
+            connection.execute("PRAGMA trusted_schema=OFF")
+            programs = [
+                (kind, name)
+                for kind, name, sql in connection.execute(query)
+                if kind not in {"table", "index"} or _COMPUTED.search(sql)
+            ]
+    except sqlite3.Error as error:
+        raise BundleError(f"{bundle} is damaged: {error}") from error
+    if programs:
+        kind, name = programs[0]
+        raise BundleError(
+            f"{bundle} is not a bundle of `everstep export`: its database has the {kind} "
+            f"{name[:80]!r}, which would run as a program"
+        )
 
 
 def _checked_size(bundle: Path, block: bytes, folder: Path, most_gib: int) -> int:

@@ -1,6 +1,8 @@
 """A job's history as one file: written over REST, and read again without a service."""
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,8 +16,9 @@ from everstep.store.database import open_database
 from everstep.store.evidence_copies import EvidenceCopies
 from everstep.store.queries import log_head
 from everstep.store.record_file import RecordFile
+from everstep.store.schema import upgrade
 from everstep.subjects import CLUSTER
-from everstep_services.history.bundle import BundleError, unpack
+from everstep_services.history.bundle import BundleError, _pack, unpack
 from tests.integration.conftest import Api
 from tests.integration.history.test_rest_incidents import problem
 from tests.integration.history.test_rest_lists import get
@@ -153,6 +156,43 @@ def test_what_is_not_a_bundle_is_one_line(tmp_path: Path, content: bytes, said: 
     file.write_bytes(content)
     with pytest.raises(BundleError, match=said):
         unpack(file, tmp_path / "unpacked.db", 16)
+
+
+async def make_database(plain: Path) -> None:
+    async with open_database(f"sqlite:///{plain}") as database:
+        await upgrade(database)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "CREATE VIEW mine AS WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n FROM r) "
+        "SELECT * FROM r",
+        "CREATE TRIGGER t AFTER INSERT ON tokens BEGIN DELETE FROM facts; END",
+        "CREATE VIRTUAL TABLE mine USING fts5(a)",
+        "CREATE TABLE mine (a INT, b BLOB GENERATED ALWAYS AS (zeroblob(1000000000)))",
+        "CREATE TABLE mine (a INT, b BLOB AS(hex(zeroblob(100000000))))",
+        "PRAGMA writable_schema=ON; UPDATE sqlite_master SET sql = 'CREATE TABLE facts(' "
+        "WHERE name = 'facts'",
+        "PRAGMA writable_schema=ON; UPDATE sqlite_master SET type = 'trigger', name = 'x' || x'00' "
+        "WHERE name = 'facts'",
+    ],
+)  # fmt: skip
+def test_a_database_that_would_run_something_is_refused(tmp_path: Path, attack: str) -> None:
+    """A bundle may come from anywhere: nothing in it runs when it is opened, read or upgraded."""
+    plain, file = tmp_path / "h.db", tmp_path / "bad.everstep"
+    asyncio.run(make_database(plain))
+    _pack(plain, file)
+    unpack(file, tmp_path / "good.db", 16)
+    file.unlink()
+    with closing(sqlite3.connect(plain)) as connection:
+        connection.executescript(attack)
+        connection.commit()
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    _pack(plain, file)
+    with pytest.raises(BundleError, match=r"as a program|is damaged") as refused:
+        unpack(file, tmp_path / "unpacked.db", 16)
+    assert "\n" not in str(refused.value)
 
 
 def test_the_limit_of_a_bundle_is_an_option(tmp_path: Path) -> None:
