@@ -52,7 +52,7 @@ def _answer(peer: socket.socket, link: AgentLink) -> None:
             target=asked.get("target", ""),
         )
         check(wished)
-    except (BadFaultError, KeyError, TypeError, ValueError) as error:
+    except (BadFaultError, KeyError, TypeError, ValueError, RecursionError) as error:
         peer.sendall(json.dumps({"refused": str(error)}).encode())
         return
     peer.sendall(b'{"refused":""}')

@@ -98,6 +98,18 @@ def test_a_nul_becomes_a_sign_when_it_is_sent_and_is_refused_when_it_arrives() -
         decode(encode(exited).replace(b"\\ufffd", rb"\u0000"))
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("id", "../x"), ("id", "a.*"), ("id", "A" * 32), ("job", "a.b")],
+)
+def test_a_reference_to_a_blob_is_a_subject_and_nothing_else(field: str, value: str) -> None:
+    """REST builds the subject of a blob from what a job has sent."""
+    whole = json.loads(encode(example(RankExited)))
+    assert isinstance(decode(json.dumps(whole).encode()), RankExited)
+    with pytest.raises(BadMessageError, match=f"matching regex.*log.{field}"):
+        decode(json.dumps(whole | {"log": whole["log"] | {field: value}}).encode())
+
+
 def test_times_are_found_wherever_they_are() -> None:
     class Inner(Part, frozen=True, kw_only=True):
         when: datetime | None = None

@@ -23,6 +23,7 @@ from everstep_services.agent.telemetry.step_figures import NO_FIGURES, StepFigur
 from trainer_sdk.page_content import CountedBy, PageReading
 
 _EVERY_S = 60.0
+_LONGEST_S = 1e9
 _SECTIONS_EVERY = 10
 """Beats."""
 
@@ -221,12 +222,17 @@ def beat_of(
         rank=rank,
         state="starting" if is_starting and state == "running" else state,
         step=page.step or None,
-        progress_age_s=0.0 if is_starting else round(max(0.0, now - progress_s), 3),
+        progress_age_s=0.0 if is_starting else _told_s(now - progress_s),
         section=standing.section,
-        section_age_s=round(standing.section_age_s, 3),
-        limit_s=None if limit is None else round(limit.s, 3),
+        section_age_s=_told_s(standing.section_age_s),
+        limit_s=None if limit is None else _told_s(limit.s),
         limit_source="" if limit is None else limit.source,
         limit_name="" if limit is None or limit.name == standing.section else limit.name,
         collectives=standing.collectives,
         collective=standing.collective,
     )
+
+
+def _told_s(seconds: float) -> float:
+    """A time within the bounds of messages: a rank that damages its page must not silence all."""
+    return round(min(max(0.0, seconds), _LONGEST_S), 3)
