@@ -446,3 +446,37 @@ async def test_the_fingerprint_is_of_the_culprit() -> None:
     victim = claim("network", 0.6, ranks=(0,), fingerprint="observed:RuntimeError", analyzer="logs")
     verdict = combine(case(), [place, victim], ())
     assert "RuntimeError" not in verdict.fingerprint
+
+
+async def test_a_failure_that_ends_round_after_round_is_the_incidents() -> None:
+    """Round 1 lost its network, and rounds 2 to 6 raise the same: that is what needs a change."""
+    ends_ = [lost_peer(rank) for rank in range(4)]
+    ends_ += [raised(3, "ValueError", "batch 17 has no labels", round=n) for n in range(2, 7)]
+    found = await judged(case(ends=tuple(ends_)))
+    assert (found.cause, found.ranks, found.advice) == ("user_code", (3,), "stop")
+    assert "it came again in 4 more rounds without a new step" in found.reason
+    once = await judged(case(ends=tuple(ends_[:5])))
+    assert once.cause == "network", "a second failure alone does not explain the first"
+
+
+@pytest.mark.parametrize("code", [16, 17])
+async def test_megatrons_rejected_results_are_not_the_scripts_fault(code: int) -> None:
+    """Exit codes of its re-run machine; the same codes of another script are its own."""
+    left = raised(
+        2, "SystemExit", str(code), exit_code=code, traceback="megatron/training/training.py"
+    )
+    found = await judged(case(ends=(lost_peer(0), left)))
+    assert (found.cause, found.kind, found.ranks) == ("unknown", "result_rejected", (2,))
+    other = await judged(case(ends=(lost_peer(0), replace(left, traceback="train.py"))))
+    assert other.cause == "user_code"
+
+
+async def test_memory_of_a_gpu_is_not_tried_again_and_a_taken_port_is_once() -> None:
+    """As NVRx's policies for restarts."""
+    full = raised(3, "torch.OutOfMemoryError", NO_MEMORY)
+    assert (await judged(case(ends=(lost_peer(0), full)))).advice == "stop"
+    port = raised(3, "OSError", "[Errno 98] Address already in use")
+    first = await judged(case(ends=(port,)))
+    assert (first.cause, first.kind, first.advice) == ("network", "port_taken", "restart")
+    again = await judged(case(ends=(port, replace(port, round=2))))
+    assert (again.kind, again.advice) == ("port_taken", "stop")

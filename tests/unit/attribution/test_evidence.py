@@ -331,6 +331,27 @@ async def test_a_process_that_the_kernel_killed_for_memory_may_be_of_somebody_el
     assert contained.others[0].confidence > found.others[0].confidence
 
 
+@pytest.mark.parametrize(
+    ("lines", "cause"),
+    [
+        ("First rerun: unexpected result is not reproducible within the tolerance", "gpu"),
+        ("Second rerun: unexpected result is not reproducible on a different GPU, therefore was "
+         "likely incorrect\nPossible persistent error!", "gpu"),
+        ("Second rerun: unexpected result is reproducible on a different GPU, therefore it was "
+         "likely correct", "user_code"),
+        ("First rerun: unexpected result is reproducible within the tolerance\nNeed to rerun on a "
+         "different GPU to verify correctness", "unknown"),
+    ],
+)  # fmt: skip
+async def test_megatrons_rerun_tells_whose_fault_a_rejected_result_is(
+    lines: str, cause: str
+) -> None:
+    left = raised(3, "SystemExit", "16", exit_code=16, traceback="megatron/training/training.py")
+    log = pack([ArchiveMember(3, "txt", f"{lines}\n".encode())], {})
+    found = await judged(case(ends=(lost_peer(0), left)), {"log": log})
+    assert (found.cause, found.ranks) == (cause, (3,))
+
+
 async def test_logs_name_the_rank_where_its_end_says_nothing() -> None:
     log = pack([ArchiveMember(3, "txt", TRACEBACK)], {2: "the rank had exited"})
     found = await judged(case(ends=(lost_peer(0),)), {"log": log})

@@ -66,6 +66,13 @@ _SIGNALS: Mapping[str, tuple[VerdictCause, str, float, str]] = {
 }
 
 
+_RERUN = {
+    16: "Megatron has made an unexpected result again, and asks for other GPUs to compare",
+    17: "Megatron rejected a result, and its log tells whether the GPU is broken",
+}
+"""Exit codes of Megatron's re-run of an iteration with an unexpected result."""
+_OF_RERUN = re.compile(r"(?i)rerun_state_machine|megatron|unexpected result|result_rejected")
+_REJECTED = 0.6
 _UNREADABLE = re.compile(
     r"JSONDecodeError|TOMLDecodeError|(?:Scanner|Parser|Parsing|YAML)Error"
     r"|could not convert string to|invalid literal for int\(\)"
@@ -328,11 +335,8 @@ def _of_exception(end: RankEnd) -> tuple[VerdictCause, str, float, str]:
     where = f" at {clean(end.place)}" if end.place else ""
     event = f"raised {_text(end)}{where}"
     match = match_of(end)
-    if end.error_name == "SystemExit" and (handled := _handled_signal(end)):
-        cause, kind, strength, text = _SIGNALS[handled]
-        return cause, kind, strength, f"{text} ({handled}, which its script handled)"
-    if as_exit(end).is_of_code and end.error_name == "SystemExit":
-        return "configuration", "arguments", 0.85, f"refused its arguments: {_text(end)}"
+    if end.error_name == "SystemExit" and (known := _of_exit(end)) is not None:
+        return known
     if match is not None and match.rule.role == "root":
         return _of_known_error(end, match, event)
     if match is not None and match.rule.failure_class not in ENDS:
@@ -342,6 +346,19 @@ def _of_exception(end: RankEnd) -> tuple[VerdictCause, str, float, str]:
         return "storage", kind, _AFTER_STORAGE, f"{event}, after {clean(line)}"
     strength = 0.85 if end.place else 0.7
     return "user_code", GENERAL, strength, event
+
+
+def _of_exit(end: RankEnd) -> tuple[VerdictCause, str, float, str] | None:
+    """What an exit code means that a script gave on purpose; None for any other."""
+    if handled := _handled_signal(end):
+        cause, kind, strength, text = _SIGNALS[handled]
+        return cause, kind, strength, f"{text} ({handled}, which its script handled)"
+    asks = _RERUN.get(end.exit_code or 0)
+    if asks and _OF_RERUN.search(f"{end.traceback} {end.first_error}"):
+        return "unknown", "result_rejected", _REJECTED, f"exited with {end.exit_code}: {asks}"
+    if as_exit(end).is_of_code:
+        return "configuration", "arguments", 0.85, f"refused its arguments: {_text(end)}"
+    return None
 
 
 def _of_known_error(end: RankEnd, match: Match, event: str) -> tuple[VerdictCause, str, float, str]:

@@ -5,7 +5,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from everstep.messages import Case, PastIncident
-from everstep_services.attribution.analyzers.rank_ends import fingerprint_of, fingerprints
+from everstep_services.attribution.analyzers.rank_ends import (
+    fingerprint_of,
+    fingerprints,
+    first_ends,
+)
 from everstep_services.attribution.domain.claims import Claim, cause_of, fingerprint_in
 from everstep_services.attribution.incident import Incident
 
@@ -32,7 +36,8 @@ def _repeatable(case: Case) -> Iterator[tuple[str, list[int]]]:
 
 def _repeated(case: Case) -> Iterator[Claim]:
     """The same failure in further rounds of this incident, without a step in between."""
-    later = {end.round for end in case.ends} - {case.round}
+    judged = {end.round for end in first_ends(case)}
+    later = {end.round for end in case.ends if judged and end.round > min(judged)}
     for name, ranks in _repeatable(case):
         rounds = {end.round for end in case.ends if fingerprint_of(end) == name} & later
         if rounds:

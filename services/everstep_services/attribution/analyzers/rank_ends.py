@@ -27,10 +27,20 @@ def fingerprints(case: Case) -> dict[str, list[int]]:
 
 
 def first_ends(case: Case) -> list[RankEnd]:
-    """The ends of the round in which the incident began; else of the first round that has any."""
+    """The ends of the round in which the incident began; else of the first round that has any.
+
+    Where the same failure ended several later rounds, that failure keeps the training from coming
+    back, whatever ended the first round: the first of those rounds.
+    """
     rounds = {end.round for end in case.ends}
     first = case.round if case.round in rounds else min(rounds, default=case.round)
-    return [end for end in case.ends if end.round == first]
+    rounds_of: dict[str, set[int]] = defaultdict(set)
+    for end in case.ends:
+        if end.how == "error" and not is_consequence(end):
+            rounds_of[fingerprint_of(end)].add(end.round)
+    again = [min(own) for own in rounds_of.values() if first not in own and len(own) > 1]
+    judged = min(again, default=first)
+    return [end for end in case.ends if end.round == judged]
 
 
 def is_consequence(end: RankEnd) -> bool:

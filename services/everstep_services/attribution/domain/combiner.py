@@ -188,6 +188,9 @@ _CLEARLY = 0.6
 _OF_ONE_RANK = frozenset({"user_code", "data", "configuration", "framework", "unknown"})
 _MAY_FOLLOW = frozenset({"killed", "left_early", "aborted"})
 """Ends that may follow from another rank's failure."""
+_NEVER_AGAIN = frozenset({"gpu_oom"})
+"""The same batch does not fit next time, either."""
+_ONCE_AGAIN = frozenset({"port_taken"})
 _WAITS_FOR_NODES = frozenset({"preempted", "time_limit", "quota"})
 
 
@@ -270,7 +273,7 @@ def _judged(
         kind=best.lead.kind,
         confidence=round(confidence, 2),
         reason="; ".join([_reason(best, claims), *(f"also {it.lead.says}" for it in joint)]),
-        advice=_advice(best, is_transient, _came_again(best)),
+        advice=_retried(best) or _advice(best, is_transient, _came_again(best)),
         is_inconclusive=False,
         ranks=tuple(sorted({rank for it in (best, *joint) for rank in it.ranks}))[:_RANKS_MOST],
         nodes=tuple(sorted({node for it in (best, *joint) for node in it.nodes}))[:_NODES_MOST],
@@ -392,6 +395,13 @@ def _fingerprint(best: Explanation, job: str) -> str:
     strongest = max(named, key=lambda claim: claim.strength, default=best.lead)
     name = best.lead.fingerprint or strongest.fingerprint
     return fingerprint_in(job, name or ":".join((best.cause, best.lead.kind, *best.nodes)))
+
+
+def _retried(best: Explanation) -> Advice | None:
+    """Stop where a retry, or another one, is known to be useless, as NVRx's policies do."""
+    kind = best.lead.kind
+    is_useless = kind in _NEVER_AGAIN or (kind in _ONCE_AGAIN and _came_again(best))
+    return "stop" if is_useless else None
 
 
 def _advice(best: Explanation, is_transient: bool | None, came_again: bool) -> Advice:

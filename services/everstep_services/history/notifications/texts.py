@@ -165,7 +165,7 @@ def _who(notice: Notice) -> str:
 
 
 def _cause(notice: Notice) -> str:
-    if notice.confidence is None or not notice.cause:
+    if notice.confidence is None or notice.cause in {"", "unknown"}:
         return notice.cause
     return f"{notice.cause} ({notice.confidence:.0%})"
 

@@ -60,4 +60,4 @@ def test_a_revision_that_only_explains_is_no_change_of_mind() -> None:
 def test_an_incident_that_nobody_has_judged_says_what_is_missing() -> None:
     """Without attribution there is no verdict, and the page reports that (A11.1)."""
     (line,) = verdict_lines({"verdict": None})
-    assert line == "verdict: none yet; attribution judges an incident within seconds, where it runs"
+    assert line == "verdict: none yet; attribution judges it within seconds, or once it runs again"

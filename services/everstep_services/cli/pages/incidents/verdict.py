@@ -32,8 +32,8 @@ def verdict_lines(incident: Record) -> Iterator[str]:
         yield from _correction(incident)
     yield from _grounds(verdict)
     for other in (verdict["alternatives"] or ())[:_SHOWN]:
-        sure = _percent(other["confidence"])
-        yield f"  {_other(verdict)} {_cause(other)} ({sure}): {cell(other['reason'])}"
+        sure = "" if other["cause"] == "unknown" else f" ({_percent(other['confidence'])})"
+        yield f"  {_other(verdict)} {_cause(other)}{sure}: {cell(other['reason'])}"
     for gap in verdict["missing"][:_SHOWN]:
         yield f"  missing: {cell(gap)}"
     if len(verdict["missing"]) > _SHOWN:
