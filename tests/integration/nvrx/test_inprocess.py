@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,13 +19,20 @@ STEPS = 6
 
 def trained(folder: Path, fault: str, ranks: int) -> list[int]:
     """The exit codes of the ranks of a training without an agent."""
+    codes: list[int] = printed(SCRIPT, str(folder), str(ranks), fault, str(free_port()))
+    return codes
+
+
+def printed(script: Path, *arguments: str, **environ: str) -> Any:
+    """The last line that a script prints, which is JSON."""
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(folder), str(ranks), fault, str(free_port())],
+        [sys.executable, str(script), *arguments],
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join([aliases.FOLDER, str(SCRIPT.parents[4])]),
             "EVERSTEP_ATTACH": "off",
             "OMP_NUM_THREADS": "1",
+            **environ,
         },
         capture_output=True,
         text=True,
@@ -32,8 +40,7 @@ def trained(folder: Path, fault: str, ranks: int) -> list[int]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    codes: list[int] = json.loads(done.stdout.splitlines()[-1])
-    return codes
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def ends(folder: Path) -> dict[int, list[int]]:
@@ -72,3 +79,13 @@ def test_the_others_train_on(
     """A rank that ends is replaced or left out; one that hangs takes part again."""
     assert trained(tmp_path, fault, 3) == codes
     assert ends(tmp_path) == expected
+
+
+@pytest.mark.variant
+@pytest.mark.timeout(WITHIN_S + 60)
+def test_a_hundred_restarts_leave_no_files_threads_or_objects() -> None:
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    script = SCRIPT.with_name("restarting.py")
+    held = printed(script, "100", **rank, MASTER_PORT=str(free_port()))
+    assert len(held) == 101
+    assert held[100] == held[5]

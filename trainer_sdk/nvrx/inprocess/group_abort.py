@@ -6,6 +6,7 @@ shut down: every rank that waits on them raises, in this process and at the othe
 
 import os
 import socket
+import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import wraps
@@ -107,11 +108,13 @@ def _polled(poll: int) -> list[int]:
 def _shut_down(descriptor: int) -> None:
     """Shut a connection down; gloo's own listener and its pipes stay."""
     try:
+        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            return
         with socket.socket(fileno=os.dup(descriptor)) as connection:
             if not connection.getsockopt(socket.SOL_SOCKET, _IS_LISTENING):
                 connection.shutdown(socket.SHUT_RDWR)
     except OSError:
-        return  # not a socket, or closed already
+        return  # closed already
 
 
 def _event_polls() -> set[int]:

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import gc
 import inspect
+import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -241,6 +242,7 @@ class CallWrapper:
         arguments, named = _with_call(fn, args, kwargs, self)
         _freeze_heap()
         shared = self._shared()
+        hook = sys.excepthook
         try:
             self._assign(shared, set())
             while True:
@@ -251,6 +253,7 @@ class CallWrapper:
                     self._assign(shared, shared.lost())
                     self.state.advance()
                     session().report("restarts_in_process", self.state.iteration)
+                    sys.excepthook = hook  # each group that torch makes puts one more around it
                     gc.collect()
                     continue
                 self._call_plugin(self.wrapper.completion)
