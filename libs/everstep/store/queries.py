@@ -259,8 +259,10 @@ def nodes_with_state() -> Select[Any]:
     return select(*columns, node_state().label("state"))
 
 
-def slow_ranks(job: str, state: Literal["open", "cleared"] | None = None) -> Select[Any]:
-    """Findings about slow ranks of a job, with their state.
+def slow_ranks(
+    job: str | None = None, state: Literal["open", "cleared"] | None = None
+) -> Select[Any]:
+    """Findings about slow ranks, of one job or of all, with their state.
 
     A finding that was not cleared ends with its round.
     """
@@ -278,7 +280,8 @@ def slow_ranks(job: str, state: Literal["open", "cleared"] | None = None) -> Sel
     query = query.outerjoin(
         rounds, (rounds.c.job == found.c.job) & (rounds.c.round == found.c.round)
     ).outerjoin(jobs, jobs.c.job == found.c.job)
-    query = query.where(found.c.job == job, found.c.n.is_not(None))
+    query = query.where(found.c.n.is_not(None))
+    query = query if job is None else query.where(found.c.job == job)
     return query if state is None else query.where(shown["state"] == state)
 
 

@@ -77,7 +77,7 @@ class StragglerAnswers:
 
     async def _timings(self, question: Message) -> Message:
         assert isinstance(question, ShowTimings)
-        job = self._job(question.job)
+        job = self._jobs.past(question.job) or self._job(question.job)
         _check_measure(question.measure)
         bounded = replace(
             question,
@@ -93,11 +93,11 @@ class StragglerAnswers:
 
             return _fitting(of, most)
 
-        return await self._judgements.ask(job, table)
+        return await self._judgements.ask_of_past(job, table)
 
     async def _heat_map(self, question: Message) -> Message:
         assert isinstance(question, ShowHeatMap)
-        job = self._job(question.job)
+        job = self._jobs.past(question.job) or self._job(question.job)
         _check_measure(question.measure)
 
         def part(judge: Judge) -> HeatMapPart:
@@ -106,7 +106,7 @@ class StragglerAnswers:
 
             return _fitting(of, _HEAT_RANKS_MOST)
 
-        return await self._judgements.ask(job, part)
+        return await self._judgements.ask_of_past(job, part)
 
     async def _switches(self, question: Message) -> Message:
         assert isinstance(question, ShowSwitches)

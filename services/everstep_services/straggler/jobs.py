@@ -118,6 +118,7 @@ def _seating(document: RoundDocument) -> _Seating | None:
 
 
 _JOBS_MOST = 1000
+_PAST_MOST = 8
 _WAITING_MOST = 5000
 AFTERMATH_S = 30.0
 """How long after the end of a job its agents may still send earlier measurements."""
@@ -301,6 +302,8 @@ class Jobs:
         self._make_judge = make_judge
         self._default = defaults(settings)
         self._jobs: dict[str, TrackedJob] = {}
+        self._past: dict[str, TrackedJob] = {}
+        """The last jobs that are over: their windows can still be looked at."""
         self._controls: dict[str, ControlDocument] = {}
         self.refused: Counter[str] = Counter()
         """The refusals of jobs that are forgotten."""
@@ -314,6 +317,10 @@ class Jobs:
     def get(self, job: str) -> TrackedJob | None:
         """Return the job; None if it has sent nothing."""
         return self._jobs.get(job)
+
+    def past(self, job: str) -> TrackedJob | None:
+        """Return a job that is over, and is still remembered."""
+        return None if job in self._jobs else self._past.get(job)
 
     def track(self, job: str, now: float) -> TrackedJob | None:
         """Return the job, and track it if it is new; None if there are too many."""
@@ -339,6 +346,10 @@ class Jobs:
         gone = self._jobs.pop(job, None)
         if gone is not None:
             self.refused += gone.refused
+            self._past.pop(job, None)
+            self._past[job] = gone
+            if len(self._past) > _PAST_MOST:
+                del self._past[next(iter(self._past))]
 
     def switches(self, job: str) -> StragglerSwitches:
         """Return the switches in force for a job."""

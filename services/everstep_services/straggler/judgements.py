@@ -138,6 +138,8 @@ class JobWork:
     def __init__(self, judge: Judge, most_waiting: int) -> None:
         self.judge = judge
         """Only the holder of the lock may touch it, except for its rules."""
+        self.past: Judge | None = None
+        """The judge before, which knows the last windows until this one has its own."""
         self.lock = asyncio.Lock()
         self.is_running = False
         self.snapshot = JudgeSnapshot()
@@ -183,7 +185,7 @@ class JobWork:
         """The judge ends with its next judgement, which may be much later; another one goes on."""
         self._retired.append((self.judge, reason))
         self._waiting.clear()
-        self.judge, self.snapshot = successor, JudgeSnapshot()
+        self.past, self.judge, self.snapshot = self.judge, successor, JudgeSnapshot()
 
     def is_due(self, now: float) -> bool:
         """Whether there is work: new data, ended rounds, or windows that may be overdue."""
@@ -261,3 +263,10 @@ class JudgementRunner:
         """Return the answer of a job's judge, which is asked between two judgements."""
         async with job.work.lock:
             return await asyncio.to_thread(question, job.work.judge)
+
+    async def ask_of_past(self, job: JudgedJob, question: Callable[[Judge], T]) -> T:
+        """The same, of the judge before if this one knows nothing yet."""
+        async with job.work.lock:
+            work = job.work
+            judge = work.past if work.past and work.judge.round is None else work.judge
+            return await asyncio.to_thread(question, judge)

@@ -223,13 +223,17 @@ async def test_when_the_steps_of_all_changed_is_listed(
 ) -> None:
     await api.add(
         *began(2),
-        make("step_time_shifted", job="j", round=2, before_s=0.4, now_s=0.6, section="data"),
+        make("progress_made", job="j", round=2, step=1000, is_first=True),
+        make(
+            "step_time_shifted", job="j", round=2, before_s=0.4, now_s=0.6, section="data", step=49
+        ),
         make("step_time_shifted", job="j", round=3, before_s=0.6, now_s=0.4),
     )
     shown = (await get(reader, "jobs/j/step-shifts"))["items"]
     assert [(one["round"], one["now_s"]) for one in shown] == [(3, 0.4), (2, 0.6)]
     (only,) = (await get(reader, "jobs/j/step-shifts", round=2))["items"]
     assert (only["before_s"], only["section"]) == (0.4, "data")
+    assert only["step"] == 1048, "of the training, not of the round"
 
 
 async def test_ranks_are_compared_as_straggler_says_with_what_it_has_found(
@@ -279,16 +283,18 @@ async def test_a_heat_map_is_one_picture_of_all_parts(api: Api, reader: httpx2.A
         0: heat_map_part(0, (("n1", 2),), [1, 65_535, 0, 65_535], next_rank=2),
         2: heat_map_part(2, (("n1", 1), ("n2", 1)), [1, 1, 65_535, 0], low=0.5, high=0.9),
     }
-    await api.add(*began(2))
+    await api.add(*began(2), make("progress_made", job="j", round=2, step=1000, is_first=True))
+    await api.add(found(3), found(0, number=1))
     async with answering(api, straggler):
         answer = await reader.get("jobs/j/heat-map", params={"most_windows": 2})
     length = int.from_bytes(answer.content[:4], "little")
     header = msgspec.json.decode(answer.content[4 : 4 + length])
     assert header["ranks"] == [0, 1, 2, 3]
     assert header["nodes"] == [["n1", 3], ["n2", 1]]
-    assert header["windows"] == [[1, 16], [17, 32]]
-    assert header["low"] == pytest.approx(0.1)
-    assert header["high"] == pytest.approx(0.9, abs=0.01)
+    assert header["windows"] == [[1000, 1015], [1016, 1031]], "of the training, not of the round"
+    assert header["found"] == [[3, "open"]]
+    assert header["low"] == pytest.approx(0.3, abs=0.02)
+    assert header["high"] == pytest.approx(0.7, abs=0.02)
     cells = answer.content[4 + length :]
     assert (cells[0], cells[2], cells[7]) == (1, 0, 0), "the lowest, and two gaps"
     assert cells[1] == cells[3] == cells[4] == cells[5] in range(120, 136), "the middle"
@@ -307,12 +313,13 @@ async def test_a_heat_map_has_no_rank_whose_windows_are_older(
         0: heat_map_part(0, (("n1", 1),), [1, 65_535], next_rank=1),
         1: heat_map_part(1, (("n2", 1),), [1, 65_535], windows=((17, 32), (33, 48))),
     }
-    await api.add(*began(2))
+    await api.add(*began(2), make("progress_made", job="j", round=2, step=1000, is_first=True))
+    await api.add(found(3), found(0, number=1))
     async with answering(api, straggler):
         answer = await reader.get("jobs/j/heat-map", params={"most_windows": 2})
     length = int.from_bytes(answer.content[:4], "little")
     header = msgspec.json.decode(answer.content[4 : 4 + length])
-    assert (header["ranks"], header["windows"]) == ([1], [[17, 32], [33, 48]])
+    assert (header["ranks"], header["windows"]) == ([1], [[1016, 1031], [1032, 1047]])
 
 
 async def test_while_straggler_is_away_one_line_says_so_and_the_record_still_answers(

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from everstep.verdict_causes import advice_text
 from everstep_services.history.dashboard import formats
 from everstep_services.history.dashboard.ansi import log_text
+from everstep_services.history.dashboard.pages.runbooks import of_cause
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -69,7 +70,10 @@ class Assets:
 def _environment(folder: Traversable, url: Any) -> "Environment":
     from jinja2 import DictLoader, Environment, StrictUndefined  # slow: when it is first needed
 
-    texts = {file.name: file.read_text() for file in folder.iterdir() if file.name[0] != "."}
+    from everstep_services.history.dashboard.parts import guarded, part
+
+    files = (file for file in folder.iterdir() if file.name[0] != ".")
+    texts = {file.name: guarded(file.read_text()) for file in files}
     made = Environment(
         loader=DictLoader(texts),
         autoescape=lambda name: name is None or not name.endswith(".md"),  # noqa: S701  the rest
@@ -85,6 +89,7 @@ def _environment(folder: Traversable, url: Any) -> "Environment":
         "number",
         "percent",
         "words",
+        "judged",
         "ranks",
         "chip",
         "tone",
@@ -95,7 +100,9 @@ def _environment(folder: Traversable, url: Any) -> "Environment":
         made.filters[name] = getattr(formats, name)
     made.filters["log_text"] = log_text
     made.filters["advice_text"] = advice_text
+    made.filters["runbook"] = of_cause
     made.globals["static"] = url
+    made.globals["part"] = part
     for name in texts:
         made.get_template(name)  # compiled before anybody waits for it
     return made

@@ -1,7 +1,7 @@
 """How pages write numbers, times and words. Every text from outside passes `shown`."""
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import MAXYEAR, MINYEAR, UTC, datetime
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -48,7 +48,7 @@ def clip(value: str | None, most: int = 160) -> str:
 
 
 def moment(text: str | datetime | None) -> datetime | None:
-    """A time as REST writes it."""
+    """A time as REST writes it; None also for one at the ends of time, where no sum is a time."""
     if isinstance(text, datetime):
         return text
     if not text:
@@ -56,6 +56,8 @@ def moment(text: str | datetime | None) -> datetime | None:
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
+        return None
+    if not MINYEAR < time.year < MAXYEAR:
         return None
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
@@ -121,9 +123,14 @@ def duration(seconds: float | None) -> str:
 def _short(seconds: float) -> str:
     if seconds <= 0:
         return "0"
-    if seconds < 0.001:
-        return f"{seconds * 1e6:.3g} µs"
-    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+    if seconds < 0.0009995:
+        return f"{_three(seconds * 1e6)} µs"
+    return f"{_three(seconds * 1000)} ms" if seconds < 0.9995 else f"{_three(seconds)} s"
+
+
+def _three(value: float) -> str:
+    """Three digits, and all of those before the point: never `1e+03`."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
 
 
 def size(count: float | None) -> str:
@@ -133,7 +140,7 @@ def size(count: float | None) -> str:
     value, unit = float(count), 0
     while value >= 1024 and unit < len(_UNITS) - 1:
         value, unit = value / 1024, unit + 1
-    return f"{value:.0f} {_UNITS[unit]}" if unit == 0 else f"{value:.3g} {_UNITS[unit]}"
+    return f"{value:.0f} {_UNITS[unit]}" if unit == 0 else f"{_three(value)} {_UNITS[unit]}"
 
 
 def number(value: float | None) -> str:
@@ -165,7 +172,15 @@ def percent(ratio: float | None) -> str:
         return NOTHING
     if 0 < abs(ratio) < 0.0005:
         return "<\u202f0.1\u202f%"
-    return f"{ratio * 100:.3g}\u202f%" if abs(ratio) >= 0.01 else f"{ratio * 100:.1f}\u202f%"
+    return f"{_three(ratio * 100)}\u202f%" if abs(ratio) >= 0.01 else f"{ratio * 100:.1f}\u202f%"
+
+
+def judged(name: str | None, confidence: float | None = None) -> Markup:
+    """A cause with the confidence in it; nobody can be sure of a cause that is not known."""
+    if name == "unknown":
+        return Markup("not known")
+    sure = "" if confidence is None else Markup(" <small>{}</small>").format(percent(confidence))
+    return Markup("{}{}").format(shown(words(name)), sure)
 
 
 def words(name: str | None) -> str:

@@ -74,7 +74,7 @@ class Rest:
     """Asks the REST application, and remembers what it answered last."""
 
     def __init__(self, app: ASGIApp, clock: Clock) -> None:
-        self._app = app
+        self.app = app
         self._clock = clock
         self._kept: OrderedDict[bytes, tuple[float, bytes]] = OrderedDict()
         self._kept_bytes = 0
@@ -109,7 +109,7 @@ class Rest:
                 parts.append(message.get("body", b""))
 
         async with self._turns:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
         return status, b"".join(parts), scope
 
     async def pass_on(
@@ -120,7 +120,7 @@ class Rest:
         inner = _scope(visitor, "GET", path, query, b"")
         passed = (b"last-event-id", b"accept", b"accept-encoding")
         inner["headers"] += [(name, value) for name, value in scope["headers"] if name in passed]
-        await self._app(inner, receive, send)
+        await self.app(inner, receive, send)
 
     def keep(self, key: bytes, data: bytes) -> None:
         """Remember an answer for the time when the database or a service is away."""

@@ -78,7 +78,7 @@ class Dashboard:
         self._rest = Rest(rest, clock)
         self._assets: Assets | None = None
         self._loading = asyncio.Lock()
-        self._router = Router(self._routes(), redirect_slashes=False, default=rest)
+        self._router = Router(self._routes(), redirect_slashes=False, default=self._other)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -112,6 +112,16 @@ class Dashboard:
                 Route("/do/{verb}", self._act, methods=["GET", "POST"]),
             ]
         return [*own, *(Route(path, self._page(make)) for path, make in PAGES.items())]
+
+    async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """REST's paths; a browser that asks for another one gets a page, too."""
+        request = Request(scope)
+        is_browser = "text/html" in request.headers.get("accept", "")
+        if not is_browser or request.method != "GET" or request.url.path.startswith("/api/"):
+            await self._rest.app(scope, receive, send)
+            return
+        answer = await self._guarded(request, _no_such_page)
+        await answer(scope, receive, send)
 
     async def _bundle_start(self, request: Request) -> Response:
         """A bundle has one job, with whose page it begins."""
@@ -329,6 +339,10 @@ class _Passed(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
+
+
+async def _no_such_page(_reader: Reader, request: Request) -> Page:
+    raise RestError(404, f"nothing is at {request.url.path}")
 
 
 async def _not_in_bundle(_reader: Reader, _request: Request) -> Page:

@@ -147,6 +147,7 @@ def _progress_made(changes: Changes, entry: LoggedFact, fact: ProgressMade) -> N
     changes.merge(
         ROUNDS,
         (fact.job, fact.round),
+        first_step=fact.step if fact.is_first else None,
         first_step_us=to_us(fact.at) if fact.is_first else None,
         last_step=fact.step,
         lost_steps=fact.lost_steps,

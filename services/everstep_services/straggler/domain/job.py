@@ -37,6 +37,8 @@ class JobJudge:
         self.refused: Counter[str] = Counter()
         """Messages and values that were refused, by reason."""
         self._round: LiveRound | None = None
+        self._past: LiveRound | None = None
+        """The round that is over, until another one begins: people still look at it."""
         self._ended = -1
         """The newest round that is over."""
         self._adopted: list[KnownStraggler] = []
@@ -74,6 +76,7 @@ class JobJudge:
             self._pending += self._leave(f"round {timings.round} began")
         windows = Windows(timings.round, self.refused)
         meter = Meter(timings.world, windows.names, self.refused)
+        self._past = None
         self._round = LiveRound(timings.round, windows, meter, self.refused)
         for straggler in self._adopted:
             if straggler.round == timings.round:
@@ -105,6 +108,7 @@ class JobJudge:
         self._round = None
         if judged is None:
             return gone
+        self._past = judged
         self._ended = max(self._ended, judged.number)
         gone += judged.costs.tell(is_over=True)
         gone += [KeepsUp(judged.number, rank, reason) for rank in judged.slow()]
@@ -138,19 +142,21 @@ class JobJudge:
         return answers.score_table(self._round, most, role)
 
     def timings(self, question: ShowTimings) -> TimingTable:
-        """A measure of ranks by windows."""
-        if self._round is None:
+        """A measure of ranks by windows, also after the end of the round."""
+        shown = self._round or self._past
+        if shown is None:
             return TimingTable(round=0, measure=question.measure, windows=(), rows=())
-        return answers.timing_table(self._round, question)
+        return answers.timing_table(shown, question)
 
     def heat_map_part(self, question: ShowHeatMap, most_ranks: int) -> HeatMapPart:
         """The same as a picture: as many ranks as a message holds, and at most `most_ranks`."""
-        if self._round is None:
+        shown = self._round or self._past
+        if shown is None:
             return HeatMapPart(
                 round=0, measure=question.measure, windows=(), first_rank=0, nodes=(), low=0.0,
                 high=0.0, cells="",
             )  # fmt: skip
-        return answers.heat_map_part(self._round, question, most_ranks)
+        return answers.heat_map_part(shown, question, most_ranks)
 
     def summary(self) -> Mapping[str, float]:
         """Gauges of the newest window."""

@@ -112,4 +112,4 @@ def check(
         say(str(wish.tell(api)["text"]))
         result = await_check(api, node, before, within_s)
     print_check(invocation, result)
-    return Exit.OK if result["is_healthy"] else Exit.ERROR
+    return Exit.ERROR if result["is_healthy"] is False else Exit.OK

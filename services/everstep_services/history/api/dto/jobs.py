@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from everstep.store.queries import Record
 from everstep_services.history.api.dto.answer import Answer, culprit_headline, present
@@ -15,7 +16,9 @@ class BudgetOut(Answer):
 
     name: str = Field(examples=["restarts"])
     limit: int
-    left: int = Field(description="How many the limit still allows after the last decision.")
+    left: Annotated[int, AfterValidator(partial(max, 0))] = Field(
+        description="How many the limit still allows after the last decision."
+    )
 
 
 class Job(Answer):

@@ -4,8 +4,8 @@ import asyncio
 import base64
 import gzip
 import struct
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -14,9 +14,16 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from everstep.messages import HeatMapPart, ShowHeatMap
+from everstep.store import tables
+from everstep.store.queries import SortOrder, page, slow_ranks
 from everstep_services.history.api.context import Context, Ctx, Reader
 from everstep_services.history.api.endpoints.jobs import check_known
-from everstep_services.history.api.endpoints.stragglers import Measure, ask_straggler, measure_of
+from everstep_services.history.api.endpoints.stragglers import (
+    Measure,
+    ask_straggler,
+    measure_of,
+    steps_before,
+)
 from everstep_services.history.api.http.parameters import LITERAL, TEXT, JobName
 from everstep_services.history.api.http.problems import responses
 
@@ -25,8 +32,11 @@ router = APIRouter(tags=["slow ranks"])
 _RANKS_MOST = 131_072
 _CELL_MOST = 65_534
 """Of a cell of straggler, less one: 0 is not known."""
-_SHOWN = 0.998
-"""The slowest one in five hundred would hide all differences between the others."""
+_SHOWN = 0.95
+"""The slowest one in twenty would hide all differences between the others."""
+_LEAST_SPREAD = 0.2
+"""Of the median. Where ranks differ by less, the picture is calm."""
+_FOUND_MOST = 100
 
 
 class HeatMapWanted(BaseModel):
@@ -54,8 +64,9 @@ class HeatMapWanted(BaseModel):
         200: {
             "description": "Four bytes: the length of a header, little-endian. The header, in "
             "JSON: `ranks`, `nodes` (name and number of ranks, in order), `windows` (first and "
-            "last step), `low`, `high`, `measure`, `sections`, `is_by_time`. Then a byte a cell, "
-            "rank by rank: 0 is unknown, 1 to 255 go from `low` to `high`.",
+            "last step), `found` (ranks that were found to be slow in this round, and the state of "
+            "each finding), `low`, `high`, `measure`, `sections`, `is_by_time`. Then a byte a "
+            "cell, rank by rank: 0 is unknown, 1 to 255 go from `low` to `high`.",
             "content": {
                 "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}
             },
@@ -73,7 +84,16 @@ async def get_heat_map(
     await check_known(context, job)
     parts = await _parts(context, job, asked)
     is_packed = "gzip" in accept_encoding
-    body = await asyncio.to_thread(_body, parts, is_packed=is_packed)
+    round_, is_by_time = parts[-1].round, parts[-1].is_by_time
+    before = 0 if is_by_time else await steps_before(context, job, round_)
+    newest = SortOrder((tables.stragglers.c.n,), is_descending=True)
+    of_round = slow_ranks(job).where(tables.stragglers.c.round == round_)
+    findings = await page(context.database, of_round, newest, None, _FOUND_MOST)
+    more = {
+        "windows": [(first + before, last + before) for first, last in parts[-1].windows],
+        "found": [(row["rank"], row["state"]) for row in findings.rows],
+    }
+    body = await asyncio.to_thread(_body, parts, more, is_packed=is_packed)
     headers = {"Vary": "Accept-Encoding"} | ({"Content-Encoding": "gzip"} if is_packed else {})
     return Response(body, 200, headers, "application/octet-stream")
 
@@ -96,13 +116,16 @@ async def _parts(context: Context, job: str, asked: HeatMapWanted) -> Sequence[H
     return [part for part in parts if part.windows == newest]
 
 
-def _body(parts: Sequence[HeatMapPart], *, is_packed: bool) -> bytes:
-    newest = parts[-1].windows
+def _body(
+    parts: Sequence[HeatMapPart], more: Mapping[str, Sequence[Any]], *, is_packed: bool
+) -> bytes:
     values = np.concatenate([_values(part) for part in parts])
-    finite = values[~np.isnan(values)]
-    low, high = (
-        (float(finite.min()), float(np.quantile(finite, _SHOWN))) if finite.size else (0.0, 1.0)
-    )
+    is_known = ~np.isnan(values).all(axis=0)
+    if is_known.any():  # a window without a value would be an empty stripe
+        values = values[:, is_known]
+        windows = zip(more["windows"], is_known, strict=True)
+        more = {**more, "windows": [window for window, kept in windows if kept]}
+    low, high = colour_scale(values)
     scale = 254 / (high - low) if high > low else 0.0
     cells = np.nan_to_num(np.clip((values - low) * scale, 0, 254) + 1, nan=0).astype(np.uint8)
     header = msgspec.json.encode(
@@ -113,7 +136,7 @@ def _body(parts: Sequence[HeatMapPart], *, is_packed: bool) -> bytes:
                 for i in range(sum(run.ranks for run in part.nodes))
             ],
             "nodes": _joined(parts),
-            "windows": newest,
+            **more,
             "low": low,
             "high": high,
             "measure": parts[-1].measure,
@@ -123,6 +146,22 @@ def _body(parts: Sequence[HeatMapPart], *, is_packed: bool) -> bytes:
     )
     body = struct.pack("<I", len(header)) + header + cells.tobytes()
     return gzip.compress(body, 1, mtime=0) if is_packed else body
+
+
+def colour_scale(values: NDArray[np.float64]) -> tuple[float, float]:
+    """What the first and the last colour stand for: around the median, as far as ranks differ.
+
+    Ranks are compared within a window, and windows by their median: neither one rank nor a window
+    in which all were slow (the first one, an evaluation) presses the others into one colour.
+    """
+    heard = values[:, ~np.isnan(values).all(axis=0)]
+    if not heard.size:
+        return 0.0, 1.0
+    middle = float(np.nanmedian(heard))
+    apart = np.nanquantile(np.abs(heard - np.nanmedian(heard, axis=0)), _SHOWN, axis=0)
+    spread = max(float(np.median(apart)), _LEAST_SPREAD * abs(middle))
+    low, high = max(float(np.nanmin(heard)), middle - spread), middle + spread
+    return low, min(float(np.nanmax(heard)), high)
 
 
 def _values(part: HeatMapPart) -> NDArray[np.float64]:

@@ -1,12 +1,12 @@
 """`/jobs/{job}/stragglers` and `/timings`: slow ranks of the past, and how ranks compare now."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from everstep.bus.errors import BusDeniedError
 from everstep.messages import (
@@ -121,6 +121,20 @@ async def list_stragglers(
 ) -> PageOf[SlowRank]:
     """Each finding about a slow rank, with its cause and price, and how it ended; newest first."""
     await check_known(context, job)
+    return await _found(context, job, asked, f"/jobs/{job}/stragglers")
+
+
+@router.get("/stragglers", summary="Slow ranks of all jobs", responses=responses())
+async def list_all_stragglers(
+    context: Ctx, _token: Reader, asked: Annotated[SlowRankFilter, Query()]
+) -> PageOf[SlowRank]:
+    """Each finding about a slow rank of any job; newest first."""
+    return await _found(context, None, asked, "/stragglers")
+
+
+async def _found(
+    context: Context, job: str | None, asked: SlowRankFilter, place: str
+) -> PageOf[SlowRank]:
     columns = tables.stragglers.c
     query = slow_ranks(job, asked.state)
     for column, value in ((columns.node, asked.node), (columns.rank, asked.rank)):
@@ -131,7 +145,7 @@ async def list_stragglers(
     if asked.cause:
         query = query.where(columns.cause.in_(asked.cause))
     order = SortOrder((columns.n,), is_descending=asked.order == "desc")
-    rows = await paged(context, query, order, asked, f"/jobs/{job}/stragglers")
+    rows = await paged(context, query, order, asked, place)
     return PageOf[SlowRank](items=[shown_slow_rank(row) for row in rows.rows], next=rows.next)
 
 
@@ -149,7 +163,9 @@ async def compare_ranks(
     findings = await page(context.database, slow_ranks(job, "open"), newest, None, _OPEN_MOST)
     shown = [shown_slow_rank(row) for row in findings.rows]
     note = table.said if table.ranks else await _end_of(context, job) or table.said
-    more = {"job": job, "note": note or None, "found": shown}
+    more: dict[str, Any] = {"job": job, "note": note or None, "found": shown}
+    if table.window and not table.is_by_time:
+        more["window"] = table.window + await steps_before(context, job, table.round)
     fields = {**msgspec.structs.asdict(table), **more}
     return RanksCompared.model_validate(fields, from_attributes=True)
 
@@ -172,7 +188,10 @@ async def get_timings(
     table = await ask_straggler(context, "timings", question, TimingTable)
     if asked.section and table.sections and asked.section not in table.sections:
         raise ProblemError(422, "no_such_section", _sections(job, asked.section, table.sections))
-    windows = [{"first_step": first, "last_step": last} for first, last in table.windows]
+    before = 0 if table.is_by_time else await steps_before(context, job, table.round)
+    windows = [
+        {"first_step": first + before, "last_step": last + before} for first, last in table.windows
+    ]
     more = {"job": job, "section": asked.section or None, "windows": windows}
     fields = {**msgspec.structs.asdict(table), **more}
     return Timings.model_validate(fields, from_attributes=True)
@@ -185,12 +204,28 @@ async def list_step_shifts(
     """When the steps of the whole job became slower or faster without a slow rank."""
     await check_known(context, job)
     shifts = tables.step_shifts.c
-    query = select(tables.step_shifts).where(shifts.job == job, shifts.n.is_not(None))
+    rounds = tables.rounds.c
+    columns = [column for column in shifts if column.name != "step"]
+    step = (shifts.step + func.coalesce(rounds.first_step, 1) - 1).label("step")
+    of_round = (rounds.job == shifts.job) & (rounds.round == shifts.round)
+    query = select(*columns, step).outerjoin(tables.rounds, of_round)
+    query = query.where(shifts.job == job, shifts.n.is_not(None))
     if asked.round is not None:
         query = query.where(shifts.round == asked.round)
     order = SortOrder((shifts.n,), is_descending=asked.order == "desc")
     rows = await paged(context, query, order, asked, f"/jobs/{job}/step-shifts")
     return PageOf[StepShift](items=[StepShift(**present(row)) for row in rows.rows], next=rows.next)
+
+
+async def steps_before(context: Context, job: str, number: int) -> int:
+    """How many steps a round did not make because earlier ones had; windows count from its start.
+
+    0 while its first step is not on record, as where nobody counts steps.
+    """
+    rounds = tables.rounds.c
+    query = select(rounds.first_step).where(rounds.job == job, rounds.round == number)
+    row = await first(context.database, query)
+    return max(0, ((row and row["first_step"]) or 1) - 1)
 
 
 def measure_of(measure: Measure | None, section: str) -> Measure:

@@ -14,6 +14,7 @@ from everstep_services.history.dashboard.pages import (
     logs,
     nodes,
     ranks,
+    runbooks,
 )
 from everstep_services.history.dashboard.pages.page import Page
 from everstep_services.history.dashboard.rest import Reader
@@ -36,4 +37,5 @@ PAGES: Mapping[str, Callable[[Reader, Request], Awaitable[Page]]] = {
     "/facts": facts.listed,
     "/facts/{fact}": facts.one,
     "/control": control.overview,
+    "/runbooks/{name}": runbooks.one,
 }

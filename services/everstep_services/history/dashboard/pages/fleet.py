@@ -9,7 +9,13 @@ from starlette.requests import Request
 
 from everstep.job_states import AT_WORK, OVER, WITH_RANKS
 from everstep_services.history.dashboard import drawings
-from everstep_services.history.dashboard.formats import duration, is_excluded, moment, words
+from everstep_services.history.dashboard.formats import (
+    duration,
+    is_excluded,
+    moment,
+    percent,
+    words,
+)
 from everstep_services.history.dashboard.pages.page import Page
 from everstep_services.history.dashboard.rest import Reader, RestAnswer, path_of, together
 
@@ -52,7 +58,19 @@ class Concern:
 async def fleet(reader: Reader, _request: Request) -> Page:
     """All jobs and nodes at one glance."""
     now = reader.rest.now()
-    jobs, opened, recent, nodes, control, newest, goodput, failing, lost, delays = await together(
+    (
+        jobs,
+        opened,
+        recent,
+        nodes,
+        control,
+        newest,
+        goodput,
+        failing,
+        lost,
+        delays,
+        slow,
+    ) = await together(
         reader.get_or_not("jobs", limit=_JOBS, sort="-updated"),
         reader.get_or_not("incidents", open=True, limit=_SHOWN),
         reader.get_or_not("incidents", limit=8),
@@ -65,6 +83,7 @@ async def fleet(reader: Reader, _request: Request) -> Page:
             "saves", failing=True, state=OVER, heard_since=_day_before(now), limit=_FAILING
         ),
         reader.get_or_not("save-delays", waiting=True, state=AT_WORK, limit=_NODES),
+        reader.get_or_not("stragglers", state="open", limit=_SHOWN),
     )
     items = _items(jobs)
     forming = [job for job in items if job["state"] == "forming"][-_WAITING_READ:]
@@ -95,10 +114,12 @@ async def fleet(reader: Reader, _request: Request) -> Page:
         *_of_failing(_items(failing), now),
         *_of_lost_saves(_items(lost), items, now),
         *_of_delays(_items(delays)),
+        *_of_slow(_items(slow)),
     ]
     parts = (
         ("Jobs", jobs), ("Incidents", opened), ("Nodes", nodes), ("Switches", control),
         ("Goodput", goodput), ("Saves", failing), ("Last saves", lost), ("Waiting saves", delays),
+        ("Slow ranks", slow),
     )  # fmt: skip
     newest_at = max((job["updated_at"] or "" for job in items), default="")
     return Page(
@@ -293,6 +314,16 @@ def _of_delays(delays: Sequence[Mapping[str, Any]]) -> Iterator[Concern]:
             href = f"/{path_of('jobs', delay['job'], 'checkpoints')}"
             detail = f"job {delay['job']}"
             yield Concern("warn", "checkpoint", text, href, delay["delay_at"], detail)
+
+
+def _of_slow(findings: Sequence[Mapping[str, Any]]) -> Iterator[Concern]:
+    for finding in findings:
+        cause = "" if finding["cause"] in {None, "unknown"} else f" ({words(finding['cause'])})"
+        price = finding["slowdown_ratio"]
+        costs = f": {finding['job']} would be {percent(price)} faster without it" if price else ""
+        text = f"Rank {finding['rank']} on {finding['node']} is slow{cause}{costs}"
+        href = f"/{path_of('jobs', finding['job'], 'stragglers')}"
+        yield Concern("warn", "slow rank", text, href, finding["found_at"], f"job {finding['job']}")
 
 
 def _inverted(at: str | None) -> str:

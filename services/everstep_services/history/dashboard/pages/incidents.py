@@ -56,6 +56,8 @@ async def one(reader: Reader, request: Request) -> Page:
             "collectives": collectives,
             "matrix": _matrix(collectives),
             "stacks": stacks,
+            "folds": _folds(stacks, told["verdict"]),
+            "grounds": _grounds(told["verdict"]),
             "tails": tails,
             "summary": _summary(told),
             "logs_around": _logs_around(told),
@@ -66,7 +68,8 @@ async def one(reader: Reader, request: Request) -> Page:
 async def markdown(reader: Reader, request: Request) -> Page:
     """The incident for a ticket or a chat."""
     told = await reader.get(path_of("incidents", request.path_params["incident"]))
-    values = {"one": told, "summary": _summary(told), "ledger": drawings.ledger(told["ledger"])}
+    values = {"one": told, "summary": _summary(told), "ledger": drawings.ledger(told["ledger"]),
+              "grounds": _grounds(told["verdict"])}  # fmt: skip
     return Page("incident.md", values, media_type="text/markdown; charset=utf-8")
 
 
@@ -78,6 +81,23 @@ def _summary(told: Mapping[str, Any]) -> str:
     if verdict is not None and verdict["verdict_reason"]:
         return str(verdict["verdict_reason"])
     return str(told["headline"] or told["trigger"] or "An incident")
+
+
+def _grounds(verdict: Mapping[str, Any] | None) -> Sequence[Mapping[str, Any]]:
+    """The claims, the weightiest first, whether they speak for or against."""
+    return sorted((verdict or {}).get("evidence") or (), key=lambda claim: -abs(claim["weight"]))
+
+
+def _folds(
+    stacks: RestAnswer, verdict: Mapping[str, Any] | None
+) -> Sequence[tuple[Mapping[str, Any], bool]]:
+    """Stacks, those of culprits first, and whether each is of a culprit."""
+    if stacks.data is None:
+        return ()
+    odd = {suspect["rank"] for suspect in stacks.data["suspects"]}
+    odd = set((verdict or {}).get("culprit_ranks") or ()) or odd
+    folds = [(fold, not odd.isdisjoint(fold["ranks"])) for fold in stacks.data["stacks"]]
+    return sorted(folds, key=lambda fold: not fold[1])
 
 
 def _logs(told: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

@@ -40,7 +40,18 @@ async def one(reader: Reader, request: Request) -> Page:
     job = request.path_params["job"]
     path = path_of("jobs", job)
     facts = {"job": job, "order": "desc", "limit": _POINTS}
-    detail, goodput, parts, rounds, incidents, decisions, saves, commits, progress = await together(
+    (
+        detail,
+        goodput,
+        parts,
+        rounds,
+        incidents,
+        decisions,
+        saves,
+        commits,
+        progress,
+        slow,
+    ) = await together(
         reader.get(path),
         reader.get_or_not(f"{path}/goodput"),
         reader.get_or_not(f"{path}/timeline", most=_PARTS),
@@ -50,6 +61,7 @@ async def one(reader: Reader, request: Request) -> Page:
         reader.get_or_not(f"{path}/saves"),
         reader.get_or_not("facts", kind="checkpoint_committed", **{**facts, "limit": _MARKS}),
         reader.get_or_not("facts", kind="progress_made", **facts),
+        reader.get_or_not(f"{path}/stragglers", state="open", limit=5),
     )
     told = _items(rounds)
     saved = [fact["body"] for fact in _items(commits)]
@@ -74,6 +86,7 @@ async def one(reader: Reader, request: Request) -> Page:
             "incidents": incidents,
             "decisions": decisions,
             "saves": saves,
+            "slow": _items(slow),
             "is_over": moment(detail["ended_at"]) is not None and detail["state"] in OVER,
         },
     )

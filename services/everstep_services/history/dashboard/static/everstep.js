@@ -124,7 +124,6 @@
     const next = isDark ? "light" : "dark";
     document.documentElement.dataset.theme = next;
     document.cookie = `everstep_theme=${next}; path=/; max-age=31536000; SameSite=Strict`;
-    document.dispatchEvent(new Event("everstep:theme"));
   });
 
   // Small helpers.

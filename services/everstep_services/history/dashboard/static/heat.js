@@ -12,12 +12,12 @@
     const [r, g, b] = STOPS[low].map((v, c) => Math.round(v + (STOPS[low + 1][c] - v) * f));
     COLOURS[i] = (255 << 24) | (b << 16) | (g << 8) | r;
   }
-  const isDark = () => (document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
   let header, cells, columns, rows, canvas, at = null;
 
+  function three(value) { return value < 999.5 ? value.toPrecision(3) : value.toFixed(0); }
   function seconds(value) {
-    if (header.measure === "ratio" || header.measure === "cpu" || header.measure === "runnable") return value.toPrecision(3);
-    return value < 1 ? `${(value * 1000).toPrecision(3)} ms` : `${value.toPrecision(3)} s`;
+    if (header.measure === "ratio" || header.measure === "cpu" || header.measure === "runnable") return three(value);
+    return value < 0.9995 ? `${three(value * 1000)} ms` : `${three(value)} s`;
   }
   function value(row, column) {
     const byte = cells[row * columns + column];
@@ -35,17 +35,28 @@
     const context = canvas.getContext("2d");
     const image = context.createImageData(columns, rows);
     const pixels = new Uint32Array(image.data.buffer);
-    const [one, two] = isDark() ? [0xff2a241f, 0xff3d332a] : [0xfff1efec, 0xffdcd8d2];
-    for (let i = 0; i < cells.length; i++) {
-      pixels[i] = cells[i] ? COLOURS[cells[i]] : ((Math.floor(i / columns) + i % columns) & 1 ? one : two);
-    }
+    for (let i = 0; i < cells.length; i++) pixels[i] = cells[i] ? COLOURS[cells[i]] : 0;  // the page shows through
     context.putImageData(image, 0, 0);
     const key = document.getElementById("heat-key").getContext("2d");
     const strip = key.createImageData(256, 10), line = new Uint32Array(strip.data.buffer);
     for (let i = 0; i < line.length; i++) line[i] = COLOURS[Math.max(1, i % 256)];
     key.putImageData(strip, 0, 0);
-    document.getElementById("heat-low").textContent = seconds(header.low);
+    document.getElementById("heat-low").textContent = `${seconds(header.low)} and less`;
     document.getElementById("heat-high").textContent = `${seconds(header.high)} and more`;
+  }
+  function mark() {
+    // Beside the row of each rank that was found to be slow.
+    for (const [rank, state] of header.found) {
+      const row = header.ranks.indexOf(rank);
+      if (row < 0) continue;
+      const link = document.createElement("a");
+      link.className = state === "open" ? "found open" : "found";
+      link.href = box.dataset.href + rank;
+      link.textContent = `▲ ${rank}`;
+      link.title = `Rank ${rank} was found to be slow: ${state}`;
+      link.style.top = `${((row + 0.5) / rows) * 100}%`;
+      box.append(link);
+    }
   }
   function tell() {
     const [row, column] = at;
@@ -91,7 +102,7 @@
     canvas = document.createElement("canvas");
     canvas.setAttribute("aria-hidden", "true");
     box.replaceChildren(canvas);
-    draw(); table();
+    draw(); mark(); table();
     says.textContent = `${rows.toLocaleString("en")} ranks × ${columns} windows. Point at a cell, or use the arrow keys.`;
     performance.mark("heat-drawn");
     box.dataset.drawn = "1";
@@ -109,6 +120,5 @@
     at = [Math.min(rows - 1, Math.max(0, at[0] + move[0])), Math.min(columns - 1, Math.max(0, at[1] + move[1]))];
     tell();
   });
-  document.addEventListener("everstep:theme", () => { if (canvas) draw(); });
   load().catch(() => { says.textContent = "The picture cannot be loaded now."; });
 })();
