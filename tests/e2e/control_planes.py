@@ -77,7 +77,7 @@ class Up:
 
     def start(self) -> None:
         """Start it, and wait until it is ready."""
-        command = python("-m", "everstep_services.cli", "up", "--api-port", "0")
+        command = python("-m", "everstep_services.cli", "up", "--port", "0")
         environ = {**self._environ, "EVERSTEP_STATE_DIR": str(self.state.path)}
         self.process = Process(command, environ, self.folder / "up.log")
         until(self.state.running, "everstep up is ready")

@@ -9,6 +9,7 @@ from everstep.bus.errors import BusConfigError
 from everstep.settings import Settings
 
 _GIB = 1 << 30
+_SCHEMES = frozenset({"nats", "tls", "ws", "wss"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class BusSettings(Settings, frozen=True, kw_only=True):
     """The most bytes of output in the log store; the oldest are dropped first."""
 
     def __post_init__(self) -> None:
+        _check_schemes(self.url)
         ways = [self.user, self.credentials_file, self.nkey_seed_file]
         if sum(way is not None for way in ways) > 1:
             raise ValueError("set only one of user, credentials_file and nkey_seed_file")
@@ -133,3 +135,10 @@ class BusSettings(Settings, frozen=True, kw_only=True):
 
 RETENTION = tuple(field.name for field in fields(Retention))
 """The settings that say how much the streams may keep."""
+
+
+def _check_schemes(urls: str) -> None:
+    schemes = {url.strip().partition("://")[0] for url in urls.split(",") if "://" in url}
+    for scheme in sorted(schemes - _SCHEMES):
+        text = f"{scheme}:// is not an address of a bus: write nats://HOST:4222 (or tls://)"
+        raise ValueError(f"url: {text}")

@@ -45,7 +45,7 @@ class Flag:
     """The value of one setting on the command line; None for a flag that was not given."""
 
     name: str
-    """As typed, for instance `--api-port`."""
+    """As typed, for instance `--port`."""
     key: str
     """The setting, for instance `api.port`."""
     value: object

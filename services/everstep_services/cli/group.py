@@ -16,6 +16,23 @@ if TYPE_CHECKING:
 
 COMMANDS = Path(__file__).parent / "commands"
 _PACKAGE = "everstep_services.cli.commands"
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "Start": ("run", "up", "down", "demo", "open", "slurm", "kubernetes"),
+    "Look": (
+        *("jobs", "job", "ranks", "logs", "why", "incidents", "incident", "stragglers"),
+        *("goodput", "ckpt", "nodes", "node", "facts", "status"),
+    ),
+    "Act": (
+        *("save", "stop", "restart", "drain", "capture", "network", "inject"),
+        *("limits", "control", "brake"),
+    ),
+    "Site": (
+        *("bus", "token", "notify", "config", "env", "check", "doctor", "mcp", "completion"),
+        "version",
+    ),
+    "Offline": ("export", "serve", "fr", "stacks"),
+}
+"""The commands by what people want, in the order of `everstep --help`."""
 
 
 @cache
@@ -51,8 +68,11 @@ class CommandFolder(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, summary(name)) for name in self.list_commands(ctx)])
+        del ctx
+        width = max(map(len, command_files()))
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), summary(name)) for name in names])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
         from click.shell_completion import CompletionItem
@@ -68,10 +88,10 @@ class CommandFolder(click.Group):
 
 
 class ShowGroup(click.Group):
-    """A group whose first word may be a job, or an option: then `show` is meant."""
+    """A group whose first word may be a name, or an option, or missing: then `show` is meant."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] not in {*self.commands, *self.get_help_option_names(ctx)}:
+        if not args or args[0] not in {*self.commands, *self.get_help_option_names(ctx)}:
             args = ["show", *args]
         return super().parse_args(ctx, args)
 

@@ -45,6 +45,25 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStory]:
         yield served
 
 
+@pytest.mark.parametrize("command", ["job", "logs", "stragglers", "why", "incident"])
+def test_the_newest_job_is_meant_where_none_is_named(run: Run, command: str) -> None:
+    assert run(command) == run(command, "over")
+
+
+def test_a_job_a_node_and_an_incident_are_shown_by_their_names(run: Run) -> None:
+    for command, name in (("job", JOB), ("node", "node-22"), ("incident", JOB)):
+        assert run(command, name) == run(command, "show", name)
+    code, out, _ = run("incident", INCIDENT)
+    assert (code, out) == run("incident", "show", JOB)[:2]
+
+
+def test_a_command_that_acts_names_its_job_unless_one_alone_is_at_work(run: Run) -> None:
+    code, out, err = run("stop")
+    assert (code, out) == (Exit.USAGE, "")
+    assert "name the job: at work are" in err
+    assert JOB in err
+
+
 def test_jobs_are_listed_with_where_they_are(run: Run) -> None:
     code, out, _ = run("jobs", "-o", "json", "--state", "running")
     found = json.loads(out)

@@ -74,7 +74,7 @@ def up(environ: dict[str, str], tmp_path: Path) -> Generator[Up, None, None]:
 
     def start(*arguments: str) -> "subprocess.Popen[str]":
         process = subprocess.Popen(
-            [sys.executable, "-m", "everstep_services.cli", "up", "--api-port", "0", *arguments],
+            [sys.executable, "-m", "everstep_services.cli", "up", "--port", "0", *arguments],
             env=environ,
             cwd=tmp_path,
             stdin=subprocess.DEVNULL,
@@ -174,7 +174,7 @@ def test_the_token_is_shown_once_on_a_terminal(
 ) -> None:
     terminal, end = pty.openpty()
     first = subprocess.Popen(
-        [sys.executable, "-m", "everstep_services.cli", "up", "--api-port", "0"],
+        [sys.executable, "-m", "everstep_services.cli", "up", "--port", "0"],
         env=environ, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=end, stderr=subprocess.PIPE,
         text=True, start_new_session=True,
     )  # fmt: skip
@@ -228,7 +228,7 @@ def test_other_processes_are_told_where_the_bus_is(up: Up, run: Run, state: Path
 
 def test_a_second_one_on_the_same_state_says_so(up: Up, run: Run, state: Path) -> None:
     told = ready(up("-o", "json"))
-    second = run("up", "--api-port", "0")
+    second = run("up", "--port", "0")
     assert (second.returncode, second.stdout, second.stderr) == (
         1,
         "",
@@ -297,12 +297,12 @@ def test_stopped_from_elsewhere(up: Up, run: Run, state: Path) -> None:
 
 def test_in_the_background(run: Run, state: Path) -> None:
     try:
-        started = run("up", "--detach", "--api-port", "0", "-o", "json")
+        started = run("up", "--detach", "--port", "0", "-o", "json")
         assert started.returncode == 0, started.stderr
         told = json.loads(started.stdout)
         assert get(f"{told['observe']}/healthz").status_code == 200
         assert stat.S_IMODE((state / "up.log").stat().st_mode) == 0o600
-        second = run("up", "--detach", "--api-port", "0")
+        second = run("up", "--detach", "--port", "0")
         assert second.returncode == 1
         assert second.stderr.startswith("everstep: up failed: everstep up already runs on")
         assert second.stdout == ""
@@ -315,11 +315,11 @@ def test_in_the_background(run: Run, state: Path) -> None:
 def test_a_port_that_is_taken_is_one_clear_line(run: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        failed = run("up", "--api-port", str(port))
+        failed = run("up", "--port", str(port))
     assert (failed.returncode, failed.stdout) == (2, "")
     assert failed.stderr == (
         f"everstep: cannot listen on 127.0.0.1:{port}: something else listens there already; "
-        f"choose another with --api-port PORT, or --api-port 0 for any that is free\n"
+        f"choose another with --port PORT, or --port 0 for any that is free\n"
     )
 
 

@@ -272,7 +272,7 @@ def test_the_recorded_fact_of_the_guide_is_read_back(tmp_path: Path) -> None:
     (example,) = blocks(DOCS / "guides/record-a-fact.md", "python")
     (tmp_path / "record.py").write_text(example)
     command = ("-m", "everstep_services.cli")
-    run(*command, "up", "--detach", "--api-port", "0")
+    run(*command, "up", "--detach", "--port", "0")
     try:
         status = json.loads(run(*command, "status", "-o", "json"))
         run(

@@ -175,7 +175,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         (found,) = troubles(doctor.ports, {"EVERSTEP_API__PORT": str(port)}, tmp_path)
     assert found.text == f"127.0.0.1:{port}, for the API: Address already in use"
-    assert found.fix == "everstep up --api-port PORT"
+    assert found.fix == "everstep up --port PORT"
 
 
 def test_an_old_server_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

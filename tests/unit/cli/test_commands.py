@@ -1,6 +1,7 @@
 """The command line: fast help, exit codes that scripts rely on, data on stdout only."""
 
 import ast
+import itertools
 import json
 import os
 import subprocess
@@ -16,7 +17,7 @@ from everstep.errors import EverstepError
 from everstep_services.cli.__main__ import main
 from everstep_services.cli.cells import cell
 from everstep_services.cli.errors import CliError, Exit, exit_code
-from everstep_services.cli.group import command_files, everstep, summary
+from everstep_services.cli.group import GROUPS, command_files, everstep, summary
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.output import print_record, print_records
 
@@ -62,6 +63,7 @@ def test_help_lists_each_file_with_the_first_line_of_its_docstring(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["--help"]) == 0
+    assert sorted(itertools.chain(*GROUPS.values())) == NAMES
     said = " ".join(capsys.readouterr().out.split())
     for name in NAMES:
         docstring = ast.get_docstring(ast.parse(command_files()[name].read_text()))
@@ -178,6 +180,21 @@ def test_errors_of_the_bus_have_codes() -> None:
     assert exit_code(errors.BusTimeoutError("x")) == Exit.UNREACHABLE
     assert exit_code(errors.CredentialsExpiredError("x")) == Exit.FORBIDDEN
     assert exit_code(errors.NoStreamError("FACTS")) == Exit.NOT_FOUND
+
+
+@pytest.mark.parametrize("command", ["jobs", "why", "job", "ranks", "incident"])
+def test_before_the_first_job_each_says_how_to_start_one(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("EVERSTEP_STATE_DIR", str(tmp_path / "state"))
+    code = main([command])
+    out, err = capsys.readouterr()
+    assert (code, out) == (Exit.OK if command == "jobs" else Exit.UNREACHABLE, "")
+    assert "no job has run on" in err
+    assert "everstep run --nproc-per-node 4 train.py" in err
 
 
 def test_a_closed_pipe_ends_it_quietly() -> None:

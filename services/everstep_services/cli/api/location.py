@@ -12,6 +12,7 @@ from everstep_services.cli.api.client import Api, file_remedy, is_sendable
 from everstep_services.cli.cells import counted, span
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.job_argument import FIRST_JOB
 from everstep_services.cli.machine.state import StateDir, find_state_dir
 from everstep_services.cli.output import say
 
@@ -121,6 +122,10 @@ def open_record(invocation: Invocation) -> Api:
     return api
 
 
+class NothingRecordedError(CliError):
+    """There is no service, and no record on disk."""
+
+
 def find_record(invocation: Invocation) -> tuple[Api, list[str]]:
     """The same, and what the reader has to know about the record; nothing of a service."""
     place = _usable_api(invocation)
@@ -131,7 +136,10 @@ def find_record(invocation: Invocation) -> tuple[Api, list[str]]:
 
     path = newest_record(state.path)
     if path is None:
-        raise _no_api(state)
+        raise NothingRecordedError(
+            f"no job has run on {state.path} yet: {FIRST_JOB}; --api URL names a service elsewhere",
+            Exit.UNREACHABLE,
+        )
     api, status = record_api(path, timeout_s=_client_settings(invocation)[0].timeout_s)
     notes = [
         f"no service runs on {path.parent}: this is the record on disk, last written "

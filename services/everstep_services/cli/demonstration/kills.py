@@ -93,7 +93,7 @@ def _conclude(invocation: Invocation, story: DemoStory) -> int:
     url = f"{story.api.url}/api/v1/jobs/{JOB}"
     click.echo(f"\nThe record stays. This reads it, and serves it again at {url}:")
     port = urlsplit(story.api.url).port
-    for words in (f"up --detach --api-port {port}", f"why {JOB}", f"job show {JOB}", "down"):
+    for words in (f"up --detach --port {port}", f"why {JOB}", f"job show {JOB}", "down"):
         click.echo(f"  {everstep} {words}")
     click.echo(f"All of it took {time.monotonic() - story.began:.1f} s.")
     is_good = len(incidents) == 2 and job["state"] == "done" and not any(codes.values())

@@ -89,7 +89,7 @@ class Cluster:
     def start(self) -> float:
         """Seconds until it was ready."""
         began = time.monotonic()
-        command = ["up", "--api-port", "0"]
+        command = ["up", "--port", "0"]
         if self._settings:
             file = self.folder / "everstep.toml"
             file.write_text(self._settings)

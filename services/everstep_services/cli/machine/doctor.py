@@ -167,7 +167,7 @@ def ports(invocation: Invocation) -> Diagnoses:
             probe.bind((settings.host, settings.port))
         except OSError as error:
             text = f"{where}: {error.strerror}"
-            yield Diagnosis("ports", Level.WARNING, text, "everstep up --api-port PORT")
+            yield Diagnosis("ports", Level.WARNING, text, "everstep up --port PORT")
             return
     yield Diagnosis("ports", Level.OK, f"{where}: free")
 

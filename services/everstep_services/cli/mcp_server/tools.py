@@ -11,6 +11,7 @@ from everstep.node_presence import NodePresence
 from everstep.observe.redaction import redact
 from everstep_services.cli.api.client import job_path
 from everstep_services.cli.errors import CliError, Exit
+from everstep_services.cli.job_argument import newest_job
 from everstep_services.cli.mcp_server import parameters as p
 from everstep_services.cli.mcp_server.answers import ToolAnswer
 from everstep_services.cli.mcp_server.source import OpenSource, Source
@@ -23,7 +24,6 @@ from everstep_services.cli.pages.incidents.story import (
     find_slow_job,
     given_up_lines,
     is_incident_id,
-    newest_job,
     slow_job_lines,
     story,
 )

@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,10 +78,20 @@ def objections(plan: RunPlan) -> Iterator[str]:
         yield f"there is no program {command.target} that may be executed"
     if command.python and shutil.which(command.python) is None:
         yield f"there is no interpreter {command.python}: correct PYTHON_EXEC"
-    place = next(path for path in (plan.log_dir, *plan.log_dir.parents) if path.exists())
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        yield f"nothing can be written to {place}: choose another place with --log-dir"
+    for folder, option in ((plan.log_dir, "--log-dir"), (plan.state_dir, "--state-dir")):
+        place = next(path for path in (folder, *folder.parents) if path.exists())
+        if not _holds_folders(place):
+            yield f"nothing can be written to {place}: choose another place with {option}"
     yield from _about_address(plan)
+
+
+def _holds_folders(place: Path) -> bool:
+    """Whether a folder can be made there: permissions tell nothing of `/proc`, nor to root."""
+    try:
+        Path(tempfile.mkdtemp(dir=place)).rmdir()
+    except OSError:
+        return False
+    return True
 
 
 def _about_address(plan: RunPlan) -> Iterator[str]:

@@ -237,7 +237,7 @@ def _control_plane(request: BatchRequest) -> str:
             "# The bus and the services run on this node, for as long as the allocation.",
             'state="$folder/control-plane"',
             f'{everstep} down --state-dir "$state" 2>/dev/null  # of an allocation that was killed',
-            f'{everstep} up --detach --api-port 0 --bus-host "$(hostname)" --state-dir "$state" '
+            f'{everstep} up --detach --port 0 --bus-host "$(hostname)" --state-dir "$state" '
             "> /dev/null || exit 94",
             f"trap {end} EXIT",
             f'bus=$({everstep} env --job "$job" --state-dir "$state") || exit 94',

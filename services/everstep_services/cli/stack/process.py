@@ -26,7 +26,7 @@ from everstep_services.cli.stack.services import stack_sections
 from everstep_services.cli.stack.supervisor import Ready, StackPlan, run_stack
 from everstep_services.history.settings import ApiSettings
 
-_REMEDY = "choose another with --api-port PORT, or --api-port 0 for any that is free"
+_REMEDY = "choose another with --port PORT, or --port 0 for any that is free"
 
 
 def run_up(
@@ -71,7 +71,7 @@ def _ground(state: StateDir, settings: Loaded, phases: Phases, bus_host: str) ->
 
 
 def _load(invocation: Invocation, api_port: int | None) -> Loaded:
-    return invocation.load(stack_sections(), [Flag("--api-port", "api.port", api_port)])
+    return invocation.load(stack_sections(), [Flag("--port", "api.port", api_port)])
 
 
 def _configure_logs(invocation: Invocation, settings: Loaded) -> None:
@@ -162,7 +162,7 @@ def _flags(invocation: Invocation, api_port: int | None) -> list[str]:
     if invocation.output is not None:
         flags += ["--output", invocation.output]
     if api_port is not None:
-        flags += ["--api-port", str(api_port)]
+        flags += ["--port", str(api_port)]
     return flags
 
 

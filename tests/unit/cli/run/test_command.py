@@ -40,6 +40,8 @@ def test_check_prints_the_plan_and_starts_nothing(
         (["-m", "no.such"], "there is no module no.such"),
         (["--no-python", "no-such"], "there is no program no-such"),
         (["--log-dir", "train.py/x", "train.py"], "nothing can be written to "),
+        (["--log-dir", "/proc/logs", "train.py"], "nothing can be written to /proc: "),
+        (["--state-dir", "/proc/state", "--log-dir", "l", "train.py"], "with --state-dir"),
         (["."], "is a folder without a __main__.py"),
     ],
 )
@@ -55,6 +57,14 @@ def test_check_says_what_would_be_refused(
     assert out == ""
     assert said in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("check", [["--check"], []])
+def test_what_cannot_be_a_bus_is_refused_at_once(
+    alone: Path, capsys: pytest.CaptureFixture[str], check: list[str]
+) -> None:
+    assert main(["run", *check, "--bus-url", "http://a:4222", "train.py"]) == 2
+    assert "[bus] url: http:// is not an address of a bus" in capsys.readouterr().err
 
 
 def test_the_page_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:

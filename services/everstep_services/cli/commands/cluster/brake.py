@@ -3,36 +3,48 @@
 import click
 
 from everstep.subjects import CLUSTER
+from everstep_services.cli.group import ShowGroup
 from everstep_services.cli.invocation import Invocation, with_api_options
 from everstep_services.cli.operator_requests import ControlRequest, fulfil, with_reason
 
 _job = click.option("--job", help="Only for this job; by default for all jobs.")
 
 
-@click.group()
+@click.group(cls=ShowGroup)
 def command() -> None:
     """Pull the brake: Everstep only restarts what failed; all other actions are only recorded."""
 
 
-@command.command()
+@command.command(name="set")
+@click.argument("state", type=click.Choice(["on", "off"]))
+@_job
+@with_reason
+@click.pass_obj
+def set_(invocation: Invocation, *, state: str, job: str | None, reason: str) -> None:
+    """Pull the brake (on), so that no round ends in which all ranks live; or release it (off).
+
+    While it is on, nothing is stopped or excluded; Everstep records what it would do. A round that
+    has failed, because a rank exited or a node was lost, is still restarted within the job's
+    budget: that harms no training that runs.
+    """
+    _set(invocation, state, job, reason)
+
+
+@command.command(hidden=True)
 @_job
 @with_reason
 @click.pass_obj
 def on(invocation: Invocation, *, job: str | None, reason: str) -> None:
-    """Pull the brake: no round ends in which all ranks live; nothing is stopped or excluded.
-
-    Everstep records what it would do. A round that has failed, because a rank exited or a node was
-    lost, is still restarted within the job's budget: that harms no training that runs.
-    """
+    """The old spelling of `set on`."""
     _set(invocation, "on", job, reason)
 
 
-@command.command()
+@command.command(hidden=True)
 @_job
 @with_reason
 @click.pass_obj
 def off(invocation: Invocation, *, job: str | None, reason: str) -> None:
-    """Release the brake: actuators act again, as their modes allow."""
+    """The old spelling of `set off`."""
     _set(invocation, "off", job, reason)
 
 

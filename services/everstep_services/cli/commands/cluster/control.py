@@ -5,11 +5,12 @@ from collections import Counter
 import click
 
 from everstep.subjects import CLUSTER
+from everstep_services.cli.group import ShowGroup
 from everstep_services.cli.invocation import Invocation, with_api_options
 from everstep_services.cli.operator_requests import ControlRequest, fulfil, with_reason
 
 
-@click.group()
+@click.group(cls=ShowGroup)
 def command() -> None:
     """Show or change what is switched at run time: modes, the breaker, the brake."""
 

@@ -7,11 +7,13 @@ from everstep_services.cli.invocation import Invocation, with_common_options
 
 @click.command()
 @click.option(
-    "--api-port",
+    "--port",
+    "api_port",
     type=click.IntRange(0, 65535),
     metavar="PORT",
     help="Where the API listens on this machine; 0 takes any free port.",
 )
+@click.option("--api-port", "api_port", type=click.IntRange(0, 65535), hidden=True)
 @click.option(
     "--bus-host",
     metavar="HOST",

@@ -6,26 +6,37 @@ from typing import Any
 import click
 
 from everstep.verdict_causes import VERDICT_CAUSES
+from everstep_services.cli.group import ShowGroup
 from everstep_services.cli.invocation import Invocation, with_api_formats, with_api_options
 
 
-@click.group()
+@click.group(cls=ShowGroup)
 def command() -> None:
     """Show, report or correct an incident: who failed and why, what was decided, what it cost."""
 
 
 @command.command()
-@click.argument("job")
+@click.argument("named", metavar="[JOB|INCIDENT]", required=False)
 @click.argument("incident", required=False)
 @with_api_options
 @click.pass_obj
-def show(invocation: Invocation, *, job: str, incident: str | None) -> None:
-    """Show an incident of a job, by its id or the beginning of it; without one, the newest."""
+def show(invocation: Invocation, *, named: str | None, incident: str | None) -> None:
+    """Show an incident, by its id or the beginning of it, or the newest of a job.
+
+    Without an argument, it is the newest incident of the newest job.
+    """
     from everstep_services.cli.api.location import open_record
-    from everstep_services.cli.pages.incidents.story import find_incident, print_incident
+    from everstep_services.cli.job_argument import newest_job
+    from everstep_services.cli.pages.incidents.story import (
+        find_incident,
+        find_named,
+        print_incident,
+    )
 
     with open_record(invocation) as api:
-        print_incident(invocation, find_incident(api, job, incident))
+        named = named or newest_job(api)
+        record = find_incident(api, named, incident) if incident else find_named(api, named)
+        print_incident(invocation, record)
 
 
 @command.command()

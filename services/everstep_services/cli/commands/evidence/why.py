@@ -20,13 +20,13 @@ def command(invocation: Invocation, *, named: str | None) -> None:
     """
     from everstep_services.cli.api.location import open_record
     from everstep_services.cli.errors import CliError, Exit
+    from everstep_services.cli.job_argument import newest_job
     from everstep_services.cli.pages.incidents.story import (
         find_any_incident,
         find_given_up,
         find_incident,
         find_slow_job,
         is_incident_id,
-        newest_job,
         print_given_up,
         print_incident,
         print_slow_job,

@@ -10,11 +10,12 @@ from everstep_services.cli.api.client import Api, job_path
 from everstep_services.cli.cells import cell
 from everstep_services.cli.errors import CliError
 from everstep_services.cli.invocation import Invocation, with_api_options
+from everstep_services.cli.job_argument import with_newest_job
 from everstep_services.cli.output import echo, print_json, say, schema
 
 
 @click.command()
-@click.argument("job")
+@with_newest_job
 @click.option(
     "--to",
     type=click.Path(path_type=Path),

@@ -2,16 +2,18 @@
 
 import click
 
+from everstep_services.cli.group import ShowGroup
 from everstep_services.cli.invocation import Invocation, with_api_options
+from everstep_services.cli.job_argument import with_newest_job
 
 
-@click.group()
+@click.group(cls=ShowGroup)
 def command() -> None:
     """Show a job: its rounds, its nodes, and what went wrong last."""
 
 
 @command.command()
-@click.argument("job")
+@with_newest_job
 @with_api_options
 @click.pass_obj
 def show(invocation: Invocation, *, job: str) -> None:

@@ -23,9 +23,14 @@ def command(
     limit: int,
 ) -> None:
     """List jobs, the newest first."""
-    from everstep_services.cli.api.location import open_record
-    from everstep_services.cli.pages.jobs import print_jobs
+    from everstep_services.cli.api.location import NothingRecordedError, open_record
+    from everstep_services.cli.output import print_records, say
+    from everstep_services.cli.pages.jobs import JOB_COLUMNS, print_jobs
 
     asked = {"state": list(state) or None, "user": user, "label": list(label) or None, "q": query}
-    with open_record(invocation) as api:
-        print_jobs(invocation, api, asked, limit)
+    try:
+        with open_record(invocation) as api:
+            print_jobs(invocation, api, asked, limit)
+    except NothingRecordedError as nothing:
+        print_records(invocation, "job", (), JOB_COLUMNS)
+        say(str(nothing))

@@ -3,7 +3,9 @@
 import click
 
 from everstep.messages.questions.health import LEAST_LIMIT_S, MOST_LIMIT_S
+from everstep_services.cli.group import ShowGroup
 from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.job_argument import job_at_work, with_newest_job
 from everstep_services.cli.operator_requests import OUTSIDE, LimitRequest, fulfil, with_reason
 from everstep_services.cli.times import seconds
 
@@ -32,34 +34,56 @@ class _Setting(click.ParamType[tuple[str, float]]):
         return "" if section == OUTSIDE else section, limit_s
 
 
-@click.command()
-@click.argument("job")
-@click.option(
-    "--set",
-    "settings",
-    type=_Setting(),
-    multiple=True,
-    metavar="SECTION=SPAN",
-    help="The limit of this section; auto has it learned again. May be given several times.",
-)
+@click.group(cls=ShowGroup)
+def command() -> None:
+    """Show how long each section of a job may take before its rank has stalled, or set a limit.
+
+    `everstep limits JOB` is short for `everstep limits show JOB`.
+    """
+
+
+@command.command()
+@with_newest_job
+@click.option("--set", "settings", type=_Setting(), multiple=True, hidden=True)
 @with_reason
 @click.pass_obj
-def command(
+def show(
     invocation: Invocation, *, job: str, settings: tuple[tuple[str, float], ...], reason: str
 ) -> None:
     """Show how long each section of a job may take before its rank has stalled, and why.
 
     `outside` is the time outside all sections, `first-step` everything up to the end of a round's
     first step, `step` and `heartbeat` the time from one to the next. While ranks run, the list has
-    each limit that can apply to them, as reported by their agents. A limit that you set applies at
-    once, in all rounds, wherever its name is open, and overrides --limit, until it is set to auto.
+    each limit that can apply to them, as reported by their agents.
     """
     from everstep_services.cli.api.location import open_api
     from everstep_services.cli.pages.limits import print_limits
 
-    for section, limit_s in settings:
-        details = {"section": section, "limit_s": limit_s}
-        fulfil(invocation, LimitRequest("set_limit", reason, job, details=details))
+    _set(invocation, job, settings, reason)
     if not settings:
         with open_api(invocation) as api:
             print_limits(invocation, api, job)
+
+
+@command.command(name="set")
+@click.option("--job", callback=job_at_work, help="The job; by default the only one at work.")
+@click.argument("settings", type=_Setting(), nargs=-1, required=True, metavar="SECTION=SPAN...")
+@with_reason
+@click.pass_obj
+def set_(
+    invocation: Invocation, *, job: str, settings: tuple[tuple[str, float], ...], reason: str
+) -> None:
+    """Set the limit of sections of a job; auto has it learned again.
+
+    It applies at once, in all rounds, wherever the section's name is open, and overrides --limit,
+    until it is set to auto.
+    """
+    _set(invocation, job, settings, reason)
+
+
+def _set(
+    invocation: Invocation, job: str, settings: tuple[tuple[str, float], ...], reason: str
+) -> None:
+    for section, limit_s in settings:
+        details = {"section": section, "limit_s": limit_s}
+        fulfil(invocation, LimitRequest("set_limit", reason, job, details=details))

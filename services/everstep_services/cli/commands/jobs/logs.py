@@ -13,6 +13,7 @@ from everstep_services.cli.api.location import open_record
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.group import ShowGroup
 from everstep_services.cli.invocation import Invocation, with_api_options, with_formats
+from everstep_services.cli.job_argument import with_newest_job
 from everstep_services.cli.output import say
 from everstep_services.cli.pages.rank_logs import (
     LogLine,
@@ -44,7 +45,7 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("job")
+@with_newest_job
 @click.option("--round", "number", type=click.IntRange(min=0), help="Of this round (the newest).")
 @click.option(
     "--rank",

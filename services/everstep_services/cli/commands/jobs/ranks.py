@@ -3,10 +3,11 @@
 import click
 
 from everstep_services.cli.invocation import Invocation, with_wide_api_options
+from everstep_services.cli.job_argument import with_newest_job
 
 
 @click.command()
-@click.argument("job")
+@with_newest_job
 @click.option("--state", multiple=True, help="Only in this state, as stalled; may be repeated.")
 @click.option("--node", help="Only on this node.")
 @click.option("-w", "--watch", is_flag=True, help="Update the list every second, until Ctrl-C.")

@@ -3,11 +3,12 @@
 import click
 
 from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.job_argument import with_job_at_work
 from everstep_services.cli.operator_requests import CommandRequest, fulfil, with_reason
 
 
 @click.command()
-@click.argument("job")
+@with_job_at_work
 @with_reason
 @click.pass_obj
 def command(invocation: Invocation, *, job: str, reason: str) -> None:

@@ -15,6 +15,7 @@ from everstep_services.cli.invocation import (
     with_formats,
     with_wide_api_options,
 )
+from everstep_services.cli.job_argument import with_newest_job
 
 if TYPE_CHECKING:
     from everstep_services.straggler.domain.report import TraceReport
@@ -41,7 +42,7 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("job")
+@with_newest_job
 @click.option("--history", is_flag=True, help="Show all findings so far, the newest first.")
 @click.option("--timings", is_flag=True, help="Show a heat map of ranks and windows.")
 @click.option("-w", "--watch", is_flag=True, help="Update the list until Ctrl-C.")

@@ -14,12 +14,13 @@ from everstep_services.cli.api.client import Api, Params
 from everstep_services.cli.cells import aligned, cell, counted
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation, NumberRange
+from everstep_services.cli.job_argument import with_job_at_work
 from everstep_services.cli.operator_requests import with_reason
 from everstep_services.cli.output import echo, print_record
 
 
 @click.command()
-@click.argument("job")
+@with_job_at_work
 @click.argument("nodes", nargs=-1, metavar="[NODE]...")
 @click.option(
     "--partners",

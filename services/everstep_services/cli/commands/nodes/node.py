@@ -4,6 +4,7 @@ import click
 
 from everstep.subjects import CLUSTER
 from everstep_services.cli.errors import Exit
+from everstep_services.cli.group import ShowGroup
 from everstep_services.cli.invocation import Invocation, NumberRange, with_api_options
 from everstep_services.cli.operator_requests import (
     CommandRequest,
@@ -14,7 +15,7 @@ from everstep_services.cli.operator_requests import (
 from everstep_services.cli.times import SpanParameter
 
 
-@click.group()
+@click.group(cls=ShowGroup)
 def command() -> None:
     """Show a node, keep it out, let it in again, or have it examined."""
 

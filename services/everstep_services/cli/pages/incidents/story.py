@@ -89,14 +89,6 @@ def print_incident(invocation: Invocation, incident: dict[str, Any]) -> None:
         echo(line)
 
 
-def newest_job(api: Api) -> str:
-    """The job that began last."""
-    jobs = api.get("jobs", {"limit": 1})["items"]
-    if not jobs:
-        raise CliError("no job is on record", Exit.NOT_FOUND)
-    return str(jobs[0]["job"])
-
-
 def find_slow_job(api: Api, job: str) -> dict[str, Any] | None:
     """The job with its slow ranks, if the policy for them has stopped it.
 
