@@ -23,7 +23,7 @@ from everstep.bus.auth.roles import ADMIN
 from everstep.bus.server.config import ServerPlan
 from everstep.bus.server.dev_server import DevServer, dev_server, find_program
 from everstep.settings import secrets
-from tests.e2e import failure_logs
+from tests.e2e import failure_logs, lifeline
 from tests.fakes.clock import FakeClock
 from tests.waiting import WITHIN_S
 from trainer_sdk import sdk_log
@@ -52,6 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Where a process that runs tests says what it was doing when it crashed."""
     worker = getattr(config, "workerinput", None)
     if worker is None:
+        lifeline.end_with_this_process()
         config.stash[_LAST_WORDS] = Path(tempfile.mkdtemp(prefix="everstep-tests-"))
     else:
         words = Path(worker["last_words"], worker["workerid"])
