@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from msgspec.structs import replace as replace_struct
 
+from everstep.messages import ShowHeatMap
 from everstep_services.straggler.domain.changes import (
     Change,
     Cost,
@@ -15,6 +16,10 @@ from everstep_services.straggler.domain.changes import (
 )
 from everstep_services.straggler.domain.job import JobJudge
 from everstep_services.straggler.domain.rules import LiveRules
+from everstep_services.straggler.jobs import Jobs
+from everstep_services.straggler.judgements import JudgementRunner
+from everstep_services.straggler.settings import StragglerSettings
+from tests.fakes.clock import FakeClock
 from tests.unit.straggler.windows import Delay, Simulation, Training, Where
 
 
@@ -60,6 +65,30 @@ def test_the_slow_rank_is_named_within_three_windows(plan: Training, where: str)
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+async def test_windows_can_be_looked_at_after_the_end_of_their_job() -> None:
+    judge, _ = judged(Training(), 3)
+    question = ShowHeatMap(job=judge.job)
+    before = judge.heat_map_part(question, 100)
+    assert len(before.windows) > 0
+    jobs, runner = (
+        Jobs(StragglerSettings(), lambda _job, _rules: judge),
+        JudgementRunner(FakeClock()),
+    )
+    tracked = jobs.track(judge.job, 0.0)
+    assert tracked is not None
+    judge.end("its job ended")
+    tracked.work.retire(JobJudge(judge.job, LiveRules()), "its job ended")
+    assert jobs.past(judge.job) is None, "it is still tracked"
+    jobs.forget(judge.job)
+    over = jobs.past(judge.job)
+    assert over is tracked
+    assert await runner.ask_of_past(over, lambda one: one.heat_map_part(question, 100)) == before
+    for number in range(8):
+        jobs.track(f"job-{number}", 0.0)
+        jobs.forget(f"job-{number}")
+    assert jobs.past(judge.job) is None, "the last eight are remembered"
+
+
 def test_nobody_is_named_where_all_keep_up(plan: Training) -> None:
     """Forty windows of equal ranks (A6.2, A6.3)."""
     _, changes = judged(plan, 40)

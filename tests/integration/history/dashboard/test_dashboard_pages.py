@@ -50,6 +50,9 @@ PAGES = {
 }  # fmt: skip
 
 
+HTML = "text/html; charset=utf-8"
+
+
 class Dangerous(HTMLParser):
     """Finds what a browser would execute, or that no page of ours has."""
 
@@ -195,6 +198,33 @@ def hostile_facts(text: str) -> list[Any]:
         make("checkpoint_failed", round=1, node="n1", reason=text),
         make("job_ended", state="failed", reason=text),
     ]  # fmt: skip
+
+
+async def test_an_address_of_no_page_is_a_page_for_browsers_only(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as (api, client):
+        for path in ("/nope", "/jobs/a/b/c", "/runbooks/nope"):
+            answer = await client.get(path, headers={"Accept": "text/html,*/*"})
+            assert (answer.status_code, answer.headers["content-type"]) == (404, HTML), path
+            assert "There is no such page" in answer.text
+        for path, accepts in (("/nope", "*/*"), ("/api/v1/nope", "text/html")):
+            answer = await client.get(path, headers={"Accept": accepts})
+            assert answer.headers["content-type"] == "application/problem+json", path
+        answer = await browser(api).get("/nope", headers={"Accept": "text/html"})
+        assert answer.headers["location"] == "/login?next=/nope"
+
+
+async def test_an_incident_shows_its_weightiest_claims_its_culprit_and_its_runbook(
+    tmp_path: Path,
+) -> None:
+    async with fleet(tmp_path) as (_, client):
+        page = (await client.get(f"/incidents/{KILLED}")).text
+        weights = [float(text) for text in re.findall(r"weight ([-0-9.]+)", page)]
+        assert weights == sorted(weights, key=abs, reverse=True)
+        assert len(weights) > 2
+        opened = re.findall(r"<details( open)?><summary>(\d+) ranks? ", page)
+        assert opened == [(" open", "1"), ("", "127")]
+        (link,) = re.findall(r'href="(/runbooks/[^"]+)"', page)
+        assert "<h2>Do</h2>" in (await client.get(link)).text
 
 
 async def test_static_files_are_packed_and_kept_for_ever(tmp_path: Path) -> None:

@@ -195,9 +195,11 @@ def _of_ended(jobs: Sequence[Mapping[str, Any]]) -> Iterator[Concern]:
         if newest - ended <= _RECENT:
             text = f"{job['job']} failed: {job['end_headline'] or 'no reason is on record'}"
             href = f"/{path_of('jobs', job['job'])}"
-            yield Concern(
-                "bad", "job", text, href, job["ended_at"], f"user {job['user'] or 'unknown'}"
-            )
+            yield Concern("bad", "job", text, href, job["ended_at"], _owner(job))
+
+
+def _owner(job: Mapping[str, Any]) -> str:
+    return f"user {job['user']}" if job["user"] else ""
 
 
 def _day_before(now: datetime) -> str:
@@ -217,7 +219,7 @@ def _of_stopped(jobs: Iterable[tuple[Mapping[str, Any], RestAnswer]]) -> Iterato
         if end_cause == "operator":
             continue
         text = f"{job['job']} was stopped: {job['end_headline'] or 'no reason is on record'}"
-        href, user = f"/{path_of('jobs', job['job'])}", f"user {job['user'] or 'unknown'}"
+        href, user = f"/{path_of('jobs', job['job'])}", _owner(job)
         yield Concern("bad", "job", text, href, job["ended_at"], user)
 
 
@@ -235,7 +237,7 @@ def _of_idle(
             continue
         reason = (last and last["end_reason"]) or "its last allocation has ended"
         text = f"{job['job']} is not done, and no node runs it: {reason}"
-        href, user = f"/{path_of('jobs', job['job'])}", f"user {job['user'] or 'unknown'}"
+        href, user = f"/{path_of('jobs', job['job'])}", _owner(job)
         at = (last and last["ended_at"]) or job["updated_at"]
         yield Concern("warn", "job", text, href, at, user)
 
@@ -256,7 +258,7 @@ def _of_waiting(
         why = newest.get("waiting_reason") or "no round has formed"
         waits = duration((now - since).total_seconds())
         text = f"{job['job']} has waited for nodes for {waits}: {why}"
-        href, user = f"/{path_of('jobs', job['job'])}", f"user {job['user'] or 'unknown'}"
+        href, user = f"/{path_of('jobs', job['job'])}", _owner(job)
         yield Concern("warn", "job", text, href, at, user)
 
 

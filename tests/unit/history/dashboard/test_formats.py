@@ -1,0 +1,35 @@
+"""How pages write numbers and causes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everstep_services.history.dashboard.formats import duration, judged, percent, size
+
+
+@given(st.floats(1e-12, 1e15))
+def test_no_number_has_an_exponent(value: float) -> None:
+    for text in (size(value), percent(value)):
+        assert "e" not in text.lower(), text
+    if value > 1e-9:
+        assert "e+" not in duration(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        (size(1023 * 1024), "1023 KiB"),
+        (size(1024 * 1024), "1 MiB"),
+        (duration(0.9996), "1 s"),
+        (duration(0.99949), "999 ms"),
+        (percent(12.5), "1250\u202f%"),
+    ],
+)
+def test_three_digits_or_all_before_the_point(text: str, written: str) -> None:
+    assert text == written
+
+
+def test_nobody_is_sure_of_a_cause_that_is_not_known() -> None:
+    assert judged("unknown", 0.79) == "not known"
+    assert judged("user_code", 0.79) == "user code <small>79\u202f%</small>"
+    assert judged("<b>", None) == "&lt;b&gt;"
