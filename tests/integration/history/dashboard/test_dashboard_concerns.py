@@ -109,18 +109,10 @@ async def test_a_job_that_waits_long_for_nodes_needs_a_person(tmp_path: Path) ->
     assert not re.search(r"restarts-\d+ has waited", page)
 
 
-async def test_a_slow_rank_needs_a_person_and_an_interrupted_job_does_not(tmp_path: Path) -> None:
-    """The one stands on the pages of fleet and job; the other was ended by its owner (Ctrl-C)."""
-    async with fleet(tmp_path) as (api, client):
-        now = datetime.now(UTC)
-        await api.add(
-            make("job_started", job="ctrl-c", at=now),
-            make("allocation_started", job="ctrl-c", allocation="a", at=now),
-            make("allocation_ended", job="ctrl-c", allocation="a", state="stopped", exit_code=130,
-                 reason="n1 left last: SIGINT from a person or its terminal", at=now),
-        )  # fmt: skip
+async def test_a_slow_rank_needs_a_person(tmp_path: Path) -> None:
+    """It stands on the pages of the fleet and of its job."""
+    async with fleet(tmp_path) as (_, client):
         page = (await client.get("/")).text
         of_job = (await client.get(f"/jobs/{JOB}")).text
     assert "Rank 93 on gpu-011 is slow (device)" in page
     assert "Rank 93 on gpu-011 is slow</a>" in of_job
-    assert "ctrl-c is not done" not in page
