@@ -42,6 +42,8 @@ class Card:
     cluster: bytes = bytes(16)
     """The ClusterUUID of its fabric; zeros where the fabric is of one node."""
     mig: bool | None = False
+    parts: tuple[str, ...] = ()
+    """The ids of its parts in MIG mode."""
     persistence: bool | None = True
     links: Mapping[int, int] = field(default_factory=dict)
     """The state of each link that the card has."""
@@ -86,6 +88,17 @@ class FakeNvml:
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Any:
         return self._said("nvmlDeviceGetHandleByIndex", self.cards[index], lambda card: card)
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any:
+        for card in self.cards:
+            if uuid == card.uuid:
+                return card
+            if uuid in card.parts:
+                return uuid  # no other function takes the handle of a part
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, migDevice: str) -> Any:
+        return next(card for card in self.cards if migDevice in card.parts)
 
     def nvmlDeviceGetUUID(self, handle: Card) -> Any:
         return self._said("nvmlDeviceGetUUID", handle, lambda card: card.uuid)

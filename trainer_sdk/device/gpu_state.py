@@ -112,7 +112,10 @@ def _of_device(nvml: Any, number: int) -> GpuCheck:
 
 
 def nvml_handle(nvml: Any, number: int, visible: str | None) -> Any:
-    """NVML's handle of a GPU: NVML numbers all GPUs, CUDA only the visible ones."""
+    """NVML's handle of a GPU: NVML numbers all GPUs, CUDA only the visible ones.
+
+    Of a part (MIG) it is that of the whole GPU: a part has no rows, no links and no recovery.
+    """
     if visible is None:
         return nvml.nvmlDeviceGetHandleByIndex(number)
     names = [name.strip() for name in visible.split(",")]
@@ -121,7 +124,9 @@ def nvml_handle(nvml: Any, number: int, visible: str | None) -> Any:
     name = names[number]
     if name.isdigit():
         return nvml.nvmlDeviceGetHandleByIndex(int(name))
-    return nvml.nvmlDeviceGetHandleByUUID(name)
+    handle = nvml.nvmlDeviceGetHandleByUUID(name)
+    is_part = name.startswith("MIG-")
+    return nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if is_part else handle
 
 
 def _rows(nvml: Any, handle: Any) -> tuple[int, int, bool, bool]:

@@ -75,6 +75,18 @@ def test_hidden_gpus_are_no_gpus(install: Install, monkeypatch: pytest.MonkeyPat
     assert gpu_check(1).state == "no_gpu"
 
 
+def test_a_part_of_a_gpu_is_as_broken_as_the_gpu(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With MIG, CUDA sees parts, and NVML knows faults of the whole GPU only."""
+    install(Card("GPU-a"), Card("GPU-b", parts=("MIG-1", "MIG-2"), recovery_action=1))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-2,GPU-a")
+    assert gpu_check(0) == GpuCheck("failed", "the driver asks for a reset", 0, "GPU-b")
+    assert gpu_check(1).uuid == "GPU-a"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-9")
+    assert gpu_check(0).state == "unknown"
+
+
 def test_a_call_never_raises(install: Install) -> None:
     install(*CARDS)
     found = gpu_check(7)
