@@ -164,6 +164,8 @@ def test_a_loss_in_the_round_after_the_incident_began_is_one_strike_with_it() ->
         "data",
         "preemption",
         "operator",
+        "injected",
+        "scheduler",
         "storage",
         "inconclusive",
         "something new",
