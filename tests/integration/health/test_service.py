@@ -190,6 +190,7 @@ async def test_findings_wait_while_the_disk_is_full_and_are_recorded_once() -> N
             tasks.create_task(observer.hear_for_ever()),
             tasks.create_task(observer.judge_for_ever()),
             tasks.create_task(health.records.record_for_ever()),
+            tasks.create_task(health.ids.keep_for_ever()),
         ]
         waiting: dict[int, float] = {}
         for second in range(30):

@@ -210,6 +210,7 @@ def test_a_script_that_no_rank_can_start_ends_the_job_after_one_more_try() -> No
     broken(formed_again(world), 3, 2, 1, 0)
     assert (world.doc.phase, world.doc.exit_code, world.doc.round) == ("stopped", 93, 2)
     assert "cannot start" in world.doc.reason
+    assert world.of(JobEnded)[-1].state == "failed", "nobody has stopped it"
     assert world.join("n0")[0].exit_code == 93, "of this allocation nobody is needed"
     assert "repair the script" in world.join("n0")[0].reason
     assert world.join("n0", allocation="b")[0].is_accepted, "the script may be mended"

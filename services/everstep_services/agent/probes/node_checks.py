@@ -55,7 +55,7 @@ class NodeChecks:
             async with asyncio.timeout(seconds):
                 await self._is_known.wait()
         except TimeoutError:
-            log.warning("checks_late waited_s=%g", seconds)
+            log.info("checks_late waited_s=%g", seconds)
 
     def ask(self, order: RunChecks) -> None:
         """Rendezvous or health asks for an examination."""

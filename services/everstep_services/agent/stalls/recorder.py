@@ -216,6 +216,8 @@ _TOLD_BY_PHASE = {("first-step", "first_step"), ("first-step", "start"), ("outsi
 
 def _where(place: RankPosition) -> str:
     outside = _OUTSIDE.get(place.phase, "")
+    if place.phase == "first_step" and place.signal == "collectives":
+        outside = "since its last collective"
     if place.idle_s:
         outside += f", and has computed next to nothing for {time_text(place.idle_s)},"
     if not place.section:

@@ -14,8 +14,10 @@ from everstep_services.agent.core.round_part import AgentTimeouts as Graces
 from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.runtime.workdir import Workdir
+from everstep_services.agent.stalls.limits import Limit
 from everstep_services.agent.stalls.limits_table import ExternalLimits
-from everstep_services.agent.stalls.recorder import StallRecorder, limits_in
+from everstep_services.agent.stalls.position import RankPosition
+from everstep_services.agent.stalls.recorder import StallRecorder, _where, limits_in
 from everstep_services.agent.telemetry.facts import AgentFacts
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.fakes.clock import FakeClock
@@ -104,6 +106,16 @@ def rank(tmp_path: Path) -> Iterator[StallRank]:
 def said(captured: pytest.CaptureFixture[str]) -> list[str]:
     """The reports about the process group since the last time."""
     return [line for line in captured.readouterr().err.splitlines() if GIVES_UP in line]
+
+
+@pytest.mark.parametrize(
+    ("signal", "text"),
+    [("collectives", "since its last collective"), ("page", "on the way to its first step")],
+)
+def test_a_script_that_shows_only_collectives_is_not_on_its_way_to_a_first_step(
+    signal: str, text: str
+) -> None:
+    assert _where(RankPosition(0, "first_step", 5.0, Limit(6.0, ""), signal=signal)) == text
 
 
 async def test_the_console_of_a_healthy_start_has_one_line_about_limits(
