@@ -232,7 +232,7 @@ def _read_alone(
 def _too_large(file: DumpFile, limits: _Limits) -> UnreadableDump:
     return UnreadableDump(
         name=file.path.name,
-        reason=f"reading it takes more than {limits.memory_bytes >> 20} MiB or "
+        reason=f"it ended its reader, which may take {limits.memory_bytes >> 20} MiB and "
         f"{limits.cpu_s} s of a processor: no dump needs as much",
         rank=file.rank,
     )

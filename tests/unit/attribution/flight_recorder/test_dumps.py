@@ -295,10 +295,15 @@ def _bomb() -> bytes:
     return b"\x80\x02]r\xff\xff\xff\x7f."
 
 
-def test_a_bomb_ends_its_reader_and_nothing_else(tmp_path: Path) -> None:
+_DEEP = b"\x80\x04}N" + b"\x85" * 200_000 + b"Ns."
+"""Tuples in tuples as a key, whose hash needs more than the stack of a thread."""
+
+
+@pytest.mark.parametrize("content", [_bomb(), _DEEP], ids=["memory", "depth"])
+def test_a_bomb_ends_its_reader_and_nothing_else(tmp_path: Path, content: bytes) -> None:
     """A7.3: limits on memory hold, and the other dumps are read (A13.3)."""
     fake.write(_dumps(), tmp_path)
-    (tmp_path / "_dump_3.json").write_bytes(_bomb())
+    (tmp_path / "_dump_3.json").write_bytes(content)
     (tmp_path / "_dump_9.json").touch()
     read = list(read_dumps(find_dumps(tmp_path).files, memory_bytes=1 << 30))
     assert sorted(one.rank for one in read if isinstance(one, RankSummary)) == [0, 1, 2]
