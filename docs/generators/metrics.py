@@ -137,6 +137,9 @@ MEANINGS: Mapping[str, str] = {
     "everstep_catalog_missing": "Checkpoints whose files are gone without a deletion on record.",
     "everstep_catalog_degraded": "Jobs whose states in memory survive fewer lost nodes than they "
     "should.",
+    "everstep_catalog_roots_hung": "Roots of checkpoints whose storage does not answer; the log "
+    "names each once.",
+    "everstep_catalog_storage_threads": "Threads that read or change storages, or wait for them.",
     "everstep_catalog_facts_read_total": "Facts about checkpoints that were read.",
     "everstep_catalog_facts_missed_total": "Facts that the stream had dropped before they could "
     "be read.",

@@ -1,6 +1,5 @@
 """The state of a rank, flattened: tensors that are copied as they are, and values as bytes."""
 
-import io
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.utils import find_state_dict_object
 from torch.distributed.tensor import DTensor
 
-from trainer_sdk.checkpoint.restore.values import check_readable, is_strided
+from trainer_sdk.checkpoint.restore.values import as_bytes, is_strided
 
 Numbers = tuple[int, ...]
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, int, float, str, bool, type(None)})
@@ -108,15 +107,6 @@ def found_at(flat: FlatState, index: MetadataIndex) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value
 
 
-def as_bytes(value: object) -> bytes:
-    """The output of `torch.save` for this value."""
-    if isinstance(value, torch.Tensor):
-        value = value.cpu().clone()
-    octets = io.BytesIO()
-    torch.save(value, octets)
-    return octets.getvalue()
-
-
 def room_for(size: int) -> int:
     """The space to reserve for a value, whose size may change a little."""
     size += min(size // 4 + 512, _SPARE)
@@ -132,9 +122,7 @@ def _piece(flat: FlatState, item: WriteItem) -> StatePiece:
     value = found_at(flat, item.index)
     key, path = item.index.fqn, tuple(flat.paths[item.index.fqn])
     bare = is_bare(value)
-    if not bare:
-        check_readable(key, value, as_bytes)
-    length = value.nbytes if bare else room_for(len(as_bytes(value)))
+    length = value.nbytes if bare else room_for(len(as_bytes(value, key)))
     if item.tensor_data is None:
         return StatePiece(key, path, length, bare)
     about = item.tensor_data

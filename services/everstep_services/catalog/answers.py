@@ -32,7 +32,7 @@ from everstep_services.catalog.domain.retention import RetentionDecision, Retent
 from everstep_services.catalog.indexer import Indexer
 from everstep_services.catalog.maintenance import Maintenance, StoreLeftovers, Work
 from everstep_services.catalog.operations import known_in
-from everstep_services.catalog.stores import OutOfReachError
+from everstep_services.catalog.storage_threads import OutOfReachError
 
 _CATALOG = "catalog"
 _MOST = 1000
@@ -119,7 +119,7 @@ class CatalogAnswers:
                 text = (
                     f"step {ask.step} is read back; the fact checkpoint_verified brings the result"
                 )
-                return self._enqueue(partial(operations.verify, ask.job, checkpoint), text)
+                return self._enqueue(ask.job, partial(operations.verify, ask.job, checkpoint), text)
             case "delete":
                 checkpoint = known_in(await self._indexer.read(ask.job), ask)
                 return await operations.delete(
@@ -177,8 +177,9 @@ class CatalogAnswers:
             why, delete = f"{ask.by}: {ask.reason}", self._maintenance.operations.delete
             for decision in reversed(doomed):
                 work = partial(delete, ask.job, decision.checkpoint, why, ask.by)
-                self._maintenance.enqueue(work)
-            self._maintenance.enqueue(partial(self._maintenance.clean_up, ask.job, leftovers))
+                self._maintenance.enqueue(ask.job, work)
+            clean_up = partial(self._maintenance.clean_up, ask.job, leftovers)
+            self._maintenance.enqueue(ask.job, clean_up)
         removed = [row for in_root in leftovers for row in _leftover_rows(in_root)]
         freed = size(sum(decision.checkpoint.size_bytes for decision in doomed))
         texts = [f"{len(doomed)} of {len(decisions)} checkpoints go, which frees {freed}"]
@@ -194,8 +195,8 @@ class CatalogAnswers:
         rows = [*map(_row, decisions), *removed]
         return CheckpointsCollected(judged=tuple(rows[:_MOST]), text="; ".join(texts))
 
-    def _enqueue(self, work: Work, text: str) -> Done:
-        if self._maintenance.enqueue(work):
+    def _enqueue(self, job: str, work: Work, text: str) -> Done:
+        if self._maintenance.enqueue(job, work):
             return Done(text=text)
         return Done(text="too many requests wait already: ask again later", is_refused=True)
 

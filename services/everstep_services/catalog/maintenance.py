@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -30,7 +30,8 @@ from everstep_services.catalog.indexer import Indexer
 from everstep_services.catalog.operations import CheckpointOperations
 from everstep_services.catalog.scanner import Scanner
 from everstep_services.catalog.settings import CatalogSettings
-from everstep_services.catalog.stores import CheckpointStores, OutOfReachError
+from everstep_services.catalog.storage_threads import SILENT_AFTER_S, OutOfReachError
+from everstep_services.catalog.stores import CheckpointStores
 from trainer_sdk.checkpoint.storage.leftovers import Leftover
 
 log = logging.getLogger(__name__)
@@ -150,8 +151,13 @@ class Maintenance:
         self.operations = CheckpointOperations(indexer, stores, self._scanner)
         self.cleanup = Cleanup(stores, settings.abandoned_after_s)
         self.rounds = RoundReader(bus)
-        self._waiting: deque[Work] = deque()
+        self._stores = stores
+        self._waiting: dict[str, deque[Work]] = {}
+        self._working: set[str] = set()
+        """The jobs whose queued work is being done."""
         self._has_work = asyncio.Event()
+        self._busy: set[tuple[str, str]] = set()
+        """What is done for which job or root."""
         self._scanned: dict[str, float] = {}
         self._asked: dict[tuple[str, int], float] = {}
         self._not_before: dict[str, float] = {}
@@ -162,59 +168,87 @@ class Maintenance:
     def statistics(self) -> dict[str, float]:
         """The numbers for metrics."""
         names = ("verified", "flawed", "deleted", "swept", "scans", "repairs")
-        return {f"{name}_total": float(self._counts[name]) for name in names}
+        counted = {f"{name}_total": float(self._counts[name]) for name in names}
+        return {**counted, **self._stores.threads.statistics()}
 
-    def enqueue(self, work: Work) -> bool:
-        """Have work done after the work that waits already; False if the queue is full."""
-        if len(self._waiting) >= _WAITING_MOST:
+    def enqueue(self, job: str, work: Work) -> bool:
+        """Have work done after other work of this job; False if too much waits."""
+        if sum(map(len, self._waiting.values())) >= _WAITING_MOST:
             return False
-        self._waiting.append(work)
+        self._waiting.setdefault(job, deque()).append(work)
         self._has_work.set()
         return True
 
     async def work_for_ever(self) -> None:
-        """Do the queued work, one piece after the other."""
-        while True:
-            while not self._waiting:
-                self._has_work.clear()
+        """Do the queued work: that of a job in its order, and the jobs in parallel."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
                 await self._has_work.wait()
-            work = self._waiting.popleft()
-            try:
-                await work()
-            except (EverstepError, TimeoutError) as error:
-                log.warning("not_done error=%s", error)
-            except Exception as error:  # noqa: BLE001  other work waits
-                self._input_failures.note("a request", error)
+                self._has_work.clear()
+                for job in self._waiting.keys() - self._working:
+                    self._working.add(job)
+                    tasks.create_task(self._work(job))
 
     async def maintain_for_ever(self) -> None:
         """While this replica leads, look after the copies and files of each job."""
-        while True:
-            await self._clock.sleep(self._settings.tend_every_s)
-            if not self._indexer.leads:
-                continue
-            try:
-                await self._scan_settings()
-            except (EverstepError, TimeoutError) as error:
-                log.warning("not_tended error=%s", error)
-            except Exception as error:  # noqa: BLE001  a store may hold anything
-                self._input_failures.note("the roots of the settings", error)
-            await self._for_each_job("tended", self._maintain)
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await self._clock.sleep(self._settings.tend_every_s)
+                if not self._indexer.leads:
+                    continue
+                for root in self._settings.roots:
+                    if self._is_due(self._scanned, root, self._settings.scan_every_s):
+                        await self._begin(tasks, "scanned", root, (root,), partial(self.scan, root))
+                await self._for_each_job(tasks, "tended", self._maintain)
 
     async def read_back_for_ever(self) -> None:
         """While this replica leads, verify checkpoints that were not verified yet."""
-        while True:
-            await self._clock.sleep(self._settings.tend_every_s)
-            if self._indexer.leads:
-                await self._for_each_job("read_back", self._read_back)
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await self._clock.sleep(self._settings.tend_every_s)
+                if self._indexer.leads:
+                    await self._for_each_job(tasks, "read_back", self._read_back)
 
-    async def _for_each_job(self, task: str, look: Callable[[str, Index], Awaitable[None]]) -> None:
+    async def _for_each_job(
+        self, tasks: asyncio.TaskGroup, name: str, look: Callable[[str, Index], Awaitable[None]]
+    ) -> None:
         for job, index in self._indexer.known():
+            await self._begin(tasks, name, job, index.roots, partial(look, job, index))
+
+    async def _begin(
+        self, tasks: asyncio.TaskGroup, name: str, whose: str, roots: Collection[str], work: Work
+    ) -> None:
+        """Do some work; return when it is done, or goes on while a storage is silent."""
+        if (name, whose) in self._busy:
+            return
+        self._busy.add((name, whose))
+        task = tasks.create_task(self._guarded(name, whose, work))
+        while not task.done() and not any(map(self._stores.threads.is_silent, roots)):
+            await asyncio.wait({task}, timeout=SILENT_AFTER_S)
+
+    async def _guarded(self, name: str, whose: str, work: Work) -> None:
+        try:
+            await work()
+        except (EverstepError, TimeoutError) as error:
+            log.warning("not_%s name=%s error=%s", name, whose, error)
+        except Exception as error:  # noqa: BLE001  others are not affected
+            self._input_failures.note(f"{name} {whose}", error)
+        finally:
+            self._busy.discard((name, whose))
+
+    async def _work(self, job: str) -> None:
+        """Do the queued work of a job, one piece after the other."""
+        queue = self._waiting[job]
+        while queue:
+            work = queue.popleft()
             try:
-                await look(job, index)
+                await work()
             except (EverstepError, TimeoutError) as error:
-                log.warning("not_%s job=%s error=%s", task, job, error)
-            except Exception as error:  # noqa: BLE001  other jobs are not affected
-                self._input_failures.note(f"{task} {job}", error)
+                log.warning("not_done job=%s error=%s", job, error)
+            except Exception as error:  # noqa: BLE001  other work waits
+                self._input_failures.note(f"a request for {job}", error)
+        del self._waiting[job]
+        self._working.discard(job)
 
     async def scan(self, root: str, job: str | None = None) -> str:
         """Compare the index with the files in a root; return the result in words."""
@@ -251,7 +285,7 @@ class Maintenance:
                 log.info("not_glanced job=%s root=%s error=%s", job, root, error)
             else:
                 if steps:
-                    self.enqueue(partial(self._scanner.look_again, job, root, steps))
+                    self.enqueue(job, partial(self._scanner.look_again, job, root, steps))
         return index
 
     async def clean_up(self, job: str, leftovers: Iterable[StoreLeftovers]) -> None:
@@ -340,14 +374,6 @@ class Maintenance:
         done = await self._bus.ask("rendezvous", "copy", question, Done, job=job, within_s=_COPY_S)
         self._counts["repairs"] += 1
         log.info("copy_asked job=%s slot=%d to=%s text=%r", job, repair.slot, repair.to, done.text)
-
-    async def _scan_settings(self) -> None:
-        for root in self._settings.roots:
-            if self._is_due(self._scanned, root, self._settings.scan_every_s):
-                try:
-                    await self.scan(root)
-                except OutOfReachError as error:
-                    log.info("root_not_scanned root=%s error=%s", root, error)
 
     def _is_due(self, last: dict[K, float], key: K, every_s: float) -> bool:
         now = self._clock.now()

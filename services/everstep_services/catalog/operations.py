@@ -24,7 +24,8 @@ from everstep_services.catalog.domain.index import Index, not_committed
 from everstep_services.catalog.domain.retention import last_good, protection
 from everstep_services.catalog.indexer import Indexer
 from everstep_services.catalog.scanner import Scanner
-from everstep_services.catalog.stores import CheckpointStores, OutOfReachError
+from everstep_services.catalog.storage_threads import OutOfReachError
+from everstep_services.catalog.stores import CheckpointStores
 from trainer_sdk.checkpoint.storage.checkpoints import CheckpointMark
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,8 @@ from collections.abc import Collection
 from everstep_services.catalog.domain.files import compare, doubts, moved
 from everstep_services.catalog.domain.index import Index
 from everstep_services.catalog.indexer import Indexer
-from everstep_services.catalog.stores import CheckpointStores, OutOfReachError, StoreContents
+from everstep_services.catalog.storage_threads import OutOfReachError
+from everstep_services.catalog.stores import CheckpointStores, StoreContents
 
 
 class Scanner:

@@ -18,7 +18,8 @@ from everstep.messages import (
 )
 from everstep.messages.codec import encode
 from everstep_services.catalog import maintenance
-from everstep_services.catalog.stores import CheckpointStores, OutOfReachError
+from everstep_services.catalog.storage_threads import OutOfReachError
+from everstep_services.catalog.stores import CheckpointStores
 from tests.checkpoint_helpers.checkpoint_shelves import leave
 from tests.integration.catalog.job import JOB, change, opened_bus, publish, seen, steps
 from tests.integration.catalog.replicas import (

@@ -23,11 +23,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from everstep_services.cli.__main__ import main
+from tests.checkpoint_helpers.fuzzed_values import by_torch
 from tests.checkpoint_helpers.saved_by import WITHIN_S, saving
 from tests.unit.trainer_sdk.checkpoint.saved_states import Place
 from trainer_sdk import testing
 from trainer_sdk.checkpoint import Checkpointer, SaveError
-from trainer_sdk.checkpoint.flat_state import as_bytes
 from trainer_sdk.checkpoint.restore.errors import UnfitError
 from trainer_sdk.checkpoint.restore.values import read_value
 from trainer_sdk.checkpoint.storage import storage_for
@@ -85,9 +85,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "class": (int, "of class type"),
     "generator": (torch.Generator(), "save its get_state"),
     "hidden": (np.array([Colour.RED], object), "of class numpy.ndarray"),
-    "meta": (torch.empty(2, device="meta"), "it is of class torch.Tensor, which torch.save refuses"),
+    "meta": (torch.empty(2, device="meta"), "it is of class torch.Tensor, which no restore would read"),
     "fold": (datetime(2026, 10, 25, 2, 30, fold=1), "save its timestamp"),
-    "lambda": (lambda: 1, "which torch.save refuses"),
+    "lambda": (lambda: 1, "of class function, which no restore would read"),
 }  # fmt: skip
 
 
@@ -201,7 +201,7 @@ def test_what_is_told_by_names_is_what_a_restore_does(name: str) -> None:
     """`verify` has no torch."""
     value = READ[name] if name in READ else REFUSED[name][0]
     try:
-        octets = as_bytes(value)
+        octets = by_torch(value)
     except Exception:
         pytest.skip("torch.save refuses it")
     try:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from everstep_services.catalog import stores
-from everstep_services.catalog.stores import CheckpointStores, OutOfReachError
+from everstep_services.catalog.storage_threads import OutOfReachError
+from everstep_services.catalog.stores import CheckpointStores
 from tests.checkpoint_helpers.checkpoint_shelves import save
 
 JOB = "llama"

@@ -1,19 +1,14 @@
 """A checkpoint of the global tier: all ranks verify its files together, and each reads its part."""
 
-import io
 import math
-import pathlib
-import pickle  # noqa: TID251 - only the classes below are ever called
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from heapq import heapreplace
-from typing import Any
 
 import torch
 from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
@@ -39,61 +34,13 @@ from trainer_sdk.checkpoint.restore.target import (
     local,
     named,
 )
-from trainer_sdk.checkpoint.restore.values import read_value
+from trainer_sdk.checkpoint.restore.torch_metadata import read_metadata
+from trainer_sdk.checkpoint.restore.values import read_tensor, read_value
 from trainer_sdk.checkpoint.storage import Storage, StorageError
 from trainer_sdk.checkpoint.storage.port import ByteRange, read_ranges
 from trainer_sdk.checkpoint.torch_format import inside
 
 _BLOCK_BYTES = 16 << 20
-_PLAIN: dict[tuple[str, str], Any] = {
-    ("torch", "Size"): torch.Size,
-    ("torch.serialization", "_get_layout"): torch.serialization._get_layout,  # noqa: SLF001 - how torch writes a layout
-    ("collections", "OrderedDict"): OrderedDict,
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): filesystem._StorageInfo,  # noqa: SLF001 - what torch writes
-    **{
-        (metadata.__name__, name): getattr(metadata, name)
-        for name in (
-            "BytesStorageMetadata",
-            "ChunkStorageMetadata",
-            "Metadata",
-            "MetadataIndex",
-            "StorageMeta",
-            "TensorProperties",
-            "TensorStorageMetadata",
-            "_MEM_FORMAT_ENCODING",
-        )
-    },
-    **{
-        (module, name): pathlib.PurePosixPath
-        for module in ("pathlib", "pathlib._local")
-        for name in ("PosixPath", "PurePosixPath", "Path")
-    },
-}
-
-
-class _OnlyDescriptions(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        allowed = _PLAIN.get((module, name))
-        if (
-            allowed is None
-            and module == "torch"
-            and isinstance(getattr(torch, name, None), torch.dtype)
-        ):
-            allowed = getattr(torch, name)
-        if allowed is None:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which describes no tensor")
-        return allowed
-
-
-def read_metadata(octets: bytes, place: str) -> metadata.Metadata:
-    """Unpickle torch's metadata; only torch's own descriptions are allowed."""
-    try:
-        described = _OnlyDescriptions(io.BytesIO(octets)).load()
-    except Exception as error:
-        raise UnfitError(f"{place} cannot be read: {error}") from error
-    if not isinstance(described, metadata.Metadata) or not isinstance(described.storage_data, dict):
-        raise UnfitError(f"{place} is not what torch writes there")
-    return described
 
 
 class StoredShards:
@@ -224,7 +171,7 @@ class StoredShards:
         """The part of a saved tensor that an item asks for, from its saved bytes."""
         saved = inside(octets, *self._form(item))
         if saved is None:
-            saved = torch.load(io.BytesIO(octets), map_location="cpu", weights_only=True)
+            saved = read_tensor(bytes(octets), item.dest_index.fqn)
         part: torch.Tensor = narrow_tensor_by_index(saved, item.storage_offsets, item.lengths)
         return part
 

@@ -1,81 +1,103 @@
-"""Values that are not tensors: reads them without calling code, and checks them at the save."""
+"""Values that are not tensors of the state: their bytes, which hold no code, read and written."""
 
-import importlib
 import io
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from functools import lru_cache
 from typing import Any
 
 import torch
+from torch.serialization import DEFAULT_PROTOCOL
 
+from trainer_sdk.checkpoint.pickled_kinds import PickledValue
 from trainer_sdk.checkpoint.restore.errors import UnfitError
-from trainer_sdk.checkpoint.storage.pickled_values import DATA, why_unread
+from trainer_sdk.checkpoint.storage.pickle_data import ReadBudget, UnreadableBytesError, short
+from trainer_sdk.checkpoint.storage.value_archive import (
+    Item,
+    ValueArchive,
+    encoded,
+    largest,
+    with_record,
+)
+from trainer_sdk.checkpoint.value_record import RefusedValueError, record_of, value_of
 
-_PLAIN = frozenset({int, float, str, bool, bytes, complex, type(None)})
-_CONTAINERS = frozenset({list, tuple, set, frozenset})
-_LARGEST_BITS = 2000
-_ELSEWHERE = {"pathlib._local": "pathlib", "numpy.core.multiarray": "numpy._core.multiarray"}
-"""The modules in the installed releases, for names of other releases."""
-_reading = threading.Lock()
+_SMALL_ITEMS, _SMALL_BYTES = 64, 256
+_LARGE_BYTES = 1 << 20
+_MOST_SMALL = 4096
+_small: dict[bytes, bytes] = {}
+"""The bytes of small values, by their records: most of them are the same at each save."""
 
 
 class UnreadableValueError(Exception):
     """A value that a restore would refuse; the text has its key and what to save instead."""
 
 
-def read_value(octets: bytes | bytearray, key: str) -> Any:
-    """Unpickle a value that consists of plain data and tensors; `UnfitError` otherwise."""
+def read_value(octets: bytes, key: str) -> Any:
+    """The value in these bytes: of plain data and tensors; `UnfitError` if they hold another."""
     try:
-        # torch keeps the allowed names for the whole process.
-        with _reading, torch.serialization.safe_globals(_allowed(b"numpy" in octets)):
-            return torch.load(io.BytesIO(octets), map_location="cpu", weights_only=True)
-    except Exception as error:
-        reason = why_unread(bytes(octets)) or str(error).strip().partition("\n")[0]
+        archive, budget = ValueArchive(octets), ReadBudget.of(len(octets))
+        items = archive.items()
+        if items is None:
+            return PickledValue(archive).value(budget)
+        return value_of(items, octets, budget)
+    except (UnreadableBytesError, MemoryError, RecursionError) as error:
         raise UnfitError(
-            f"{key} cannot be read: {reason}; numbers, texts, lists, dicts, arrays and tensors can "
-            "be read, and objects of other classes never"
+            f"{key} cannot be read: {short(error)}; numbers, texts, lists, dicts, arrays and "
+            "tensors can be read, and objects of other classes never"
         ) from error
 
 
-AsBytes = Callable[[object], bytes]
+def read_tensor(octets: bytes, key: str) -> torch.Tensor:
+    """The tensor in these bytes; `UnfitError` if it is none."""
+    value = read_value(octets, key)
+    if not isinstance(value, torch.Tensor):
+        raise UnfitError(f"{key} is of type {type(value).__name__} there, and should be a tensor")
+    return value
 
 
-def check_readable(key: str, value: object, as_bytes: AsBytes, octets: bytes | None = None) -> None:
-    """`UnreadableValueError` if a restore would refuse this value."""
-    if is_plain(value):
-        return
+def harmless(octets: bytes, key: str) -> bytes:
+    """The same value in bytes that this process has written: torch's planner unpickles them."""
+    written = io.BytesIO()
+    torch.save(read_value(octets, key), written)
+    return written.getvalue()
+
+
+def as_bytes(value: object, key: str) -> bytes:
+    """The bytes of a value, which torch can load; `UnreadableValueError` if no restore would."""
     try:
-        octets = as_bytes(value) if octets is None else octets
+        items = record_of(value)
+        if len(items) > _SMALL_ITEMS or largest(items) > _SMALL_BYTES:
+            return with_record(_by_torch(value, items), items)
+        octets = _small_bytes(value, items)
+    except RefusedValueError as error:
+        raise UnreadableValueError(
+            f"{key}{error.path} is {_words(error.value)}, which no restore would read: "
+            f"{_remedy(error.value)}"
+        ) from error
     except Exception as error:
         raise UnreadableValueError(
             f"{key} is {_words(value)}, which torch.save refuses: {error}"
         ) from error
-    cause: UnfitError | None = None
-    try:
-        read_value(octets, key)
-    except UnfitError as error:
-        cause = error
-    if cause is not None or _is_of_second_hour(value):
-        path, culprit = _culprit(key, value, as_bytes)
-        raise UnreadableValueError(
-            f"{path} is {_words(culprit)}, which no restore would read: {_remedy(culprit)}"
-        ) from cause
+    return octets
 
 
-def is_plain(value: object) -> bool:
-    """Whether it consists of Python's own types, which a restore reads."""
-    kind = type(value)
-    if kind is int:
-        return bool(value.bit_length() < _LARGEST_BITS)  # type: ignore[attr-defined]
-    if kind in _CONTAINERS:
-        return all(map(is_plain, value))  # type: ignore[call-overload]
-    if kind is dict:
-        return all(is_plain(name) and is_plain(member) for name, member in value.items())  # type: ignore[attr-defined]
-    if kind is torch.Tensor:
-        return is_strided(value)  # type: ignore[arg-type]
-    return kind in _PLAIN
+def _small_bytes(value: object, items: Sequence[Item]) -> bytes:
+    record = encoded(items)
+    if record not in _small:
+        if len(_small) >= _MOST_SMALL:
+            _small.clear()
+        _small[record] = with_record(_by_torch(value, items), items)
+    return _small[record]
+
+
+def _by_torch(value: object, items: Sequence[Item]) -> bytes:
+    """The output of `torch.save`; with large arrays as they are in memory, if there are any."""
+    if isinstance(value, torch.Tensor):
+        value = value.cpu().clone()
+    octets = io.BytesIO()
+    torch.save(
+        value, octets, pickle_protocol=DEFAULT_PROTOCOL if largest(items) < _LARGE_BYTES else 4
+    )
+    return octets.getvalue()
 
 
 def is_strided(tensor: torch.Tensor) -> bool:
@@ -85,32 +107,6 @@ def is_strided(tensor: torch.Tensor) -> bool:
         and tensor.device.type in ("cpu", "cuda")
         and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
     )
-
-
-def _is_of_second_hour(value: object) -> bool:
-    """Whether a time has `fold` set, which torch's files lose."""
-    return bool(getattr(value, "fold", 0)) or any(
-        _is_of_second_hour(part) for _, part in _parts(value)
-    )
-
-
-def _culprit(key: str, value: object, as_bytes: AsBytes) -> tuple[str, object]:
-    """The innermost part that a restore would refuse, and its key."""
-    for name, part in _parts(value):
-        try:
-            check_readable(f"{key}[{name!r}]", part, as_bytes)
-        except UnreadableValueError:
-            return _culprit(f"{key}[{name!r}]", part, as_bytes)
-    return key, value
-
-
-def _parts(value: object) -> Iterator[tuple[object, object]]:
-    if isinstance(value, Mapping):
-        yield from value.items()
-    elif type(value) in (list, tuple):
-        yield from enumerate(value)  # type: ignore[arg-type]
-    elif type(value) in (set, frozenset):
-        yield from ((member, member) for member in value)  # type: ignore[attr-defined]
 
 
 def _words(value: object) -> str:
@@ -149,32 +145,3 @@ _REMEDIES: tuple[tuple[Callable[[Any], bool], str], ...] = (
         "state_dict and load_state_dict at the top of the state",
     ),
 )
-
-
-@lru_cache(maxsize=2)
-def _allowed(with_numpy: bool) -> list[Any]:
-    """The allowed objects in torch's form: each with its name in the file."""
-    allowed: list[Any] = []
-    for named in sorted(DATA):
-        module, _, name = named.rpartition(".")
-        if module.startswith("numpy") and not with_numpy:
-            continue
-        allowed.append((getattr(_module(module), name), named))
-    if with_numpy:
-        allowed += _types_of_numpy()
-    return allowed
-
-
-def _module(name: str) -> Any:
-    try:
-        return importlib.import_module(_ELSEWHERE.get(name, name))
-    except ModuleNotFoundError:
-        return importlib.import_module(name)
-
-
-def _types_of_numpy() -> list[Any]:
-    """The classes of numpy's data types."""
-    import numpy as np
-
-    kinds: set[Any] = set(np.sctypeDict.values())
-    return list({type(np.dtype(kind)) for kind in kinds})

@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-import torch
-
 from trainer_sdk.checkpoint.events import FailedEvent, RefusedEvent, Reporter
-from trainer_sdk.checkpoint.flat_state import FlatState, as_bytes, fits, flatten, found_at
+from trainer_sdk.checkpoint.flat_state import FlatState, fits, flatten, found_at
 from trainer_sdk.checkpoint.image_folder import RestoredState
 from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.manifest import Identity
 from trainer_sdk.checkpoint.rank_group import RankGroup
-from trainer_sdk.checkpoint.restore.values import check_readable
+from trainer_sdk.checkpoint.restore.values import as_bytes
 from trainer_sdk.checkpoint.save.buffers import Arena, Buffer, NoRoomError, folder_of
 from trainer_sdk.checkpoint.save.description import PlanError
 from trainer_sdk.checkpoint.save.plan import (
@@ -254,10 +252,7 @@ class Preparation:
         for number in plan.values:
             index = plan.local.indices[number]
             try:
-                value = found_at(flat, index)
-                octets = as_bytes(value)
-                if not isinstance(value, torch.Tensor):  # the plan has checked tensors of this form
-                    check_readable(index.fqn, value, as_bytes, octets)
+                octets = as_bytes(found_at(flat, index), index.fqn)
             except Exception:  # noqa: BLE001 - the next plan reports the error
                 return None
             if not fits(len(octets), plan.local.pieces[number].length):

@@ -25,11 +25,8 @@ from trainer_sdk.checkpoint.manifest import (
 from trainer_sdk.checkpoint.storage.checkpoints import OWNER, RootOwner, owner_of
 from trainer_sdk.checkpoint.storage.folder import Folder, open_regular, sync_folder
 from trainer_sdk.checkpoint.storage.names import SAVING, pulling_name
-from trainer_sdk.checkpoint.storage.pickled_values import (
-    UnreadablePickleError,
-    values_in,
-    why_unread,
-)
+from trainer_sdk.checkpoint.storage.pickle_data import UnreadableBytesError
+from trainer_sdk.checkpoint.storage.pickled_values import values_in, why_unread
 from trainer_sdk.checkpoint.storage.port import Storage, StorageError
 
 _SHARD = ".distcp"
@@ -114,7 +111,7 @@ def _check_values(source: str) -> None:
             why = why_unread(storage.read(file, begin, length))
             if why:
                 raise StorageError(f"{key} of {source} cannot be restored: {why}")
-    except UnreadablePickleError as error:
+    except UnreadableBytesError as error:
         raise StorageError(f"{source}/{METADATA} cannot be read by a restore: {error}") from error
 
 

@@ -26,11 +26,8 @@ from trainer_sdk.checkpoint.manifest import (
 from trainer_sdk.checkpoint.storage.folder import Folder
 from trainer_sdk.checkpoint.storage.names import SAVING, pulling_name
 from trainer_sdk.checkpoint.storage.optimizer_steps import doubt_about_steps
-from trainer_sdk.checkpoint.storage.pickled_values import (
-    UnreadablePickleError,
-    values_in,
-    why_unread,
-)
+from trainer_sdk.checkpoint.storage.pickle_data import UnreadableBytesError
+from trainer_sdk.checkpoint.storage.pickled_values import values_in, why_unread
 from trainer_sdk.checkpoint.storage.port import (
     ByteRange,
     MissingError,
@@ -215,7 +212,7 @@ def _unread(storage: Storage, checkpoint: StoredCheckpoint, manifest: Manifest) 
             why = why_unread(bytes(octets))
             if why:
                 return f"{values[number][0]} of {checkpoint.path} cannot be restored: {why}"
-    except UnreadablePickleError as error:
+    except UnreadableBytesError as error:
         return f"{checkpoint.path}/{described} cannot be read by a restore: {error}"
     except StorageError as error:
         return str(error)

@@ -4,22 +4,19 @@ Earlier releases restored no optimizer state of a parameter on ranks without row
 global tier. Such a rank counted from 1 again, and a later save may have stored its count for all.
 """
 
-import io
 import pickletools
 import struct
-import zipfile
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from trainer_sdk.checkpoint.storage.pickled_values import descriptions_in
 from trainer_sdk.checkpoint.storage.port import ByteRange, Storage, read_ranges
+from trainer_sdk.checkpoint.storage.value_archive import ValueArchive
 
 _STEP = ".step"
 _STATES = ".state."
 _NUMBERS = {"FloatStorage": "<f", "DoubleStorage": "<d", "LongStorage": "<q", "IntStorage": "<i"}
-_LOCAL_HEADER = 30
-"""The size of a local header in a zip file, without names."""
 
 
 class _StepCount(NamedTuple):
@@ -59,25 +56,21 @@ def _step_counts(metadata: bytes, inside: str) -> Iterator[_StepCount]:
     rowless = {
         key.rpartition(".")[0]
         for key, kind in kinds.items()
-        if all(getattr(kind, "size", (0,))) and any(0 in chunk.sizes for chunk in kind.chunks)
+        if all(kind.size or (0,)) and any(0 in sizes for sizes in kind.parts)
     }
-    for index, place in places.items():
-        if index.fqn.endswith(_STEP) and not getattr(kinds.get(index.fqn), "size", ()):
-            where = ByteRange(f"{inside}/{place.relative_path}", place.offset, place.length)
-            yield _StepCount(index.fqn, where, index.fqn.removesuffix(_STEP) in rowless)
+    for place in places:
+        is_number = place.key not in kinds or not kinds[place.key].size
+        if place.key.endswith(_STEP) and is_number:
+            where = ByteRange(f"{inside}/{place.file}", place.offset, place.length)
+            yield _StepCount(place.key, where, place.key.removesuffix(_STEP) in rowless)
 
 
 def _number(octets: bytes) -> float | None:
     """The number in the output of `torch.save`, for a number or for a tensor of one."""
-    with zipfile.ZipFile(io.BytesIO(octets)) as archive:
-        by_name = {member.filename.partition("/")[2]: member for member in archive.infolist()}
-        pickled = archive.read(by_name["data.pkl"])
-        for opcode, argument, _ in pickletools.genops(pickled):
-            if opcode.name == "GLOBAL" and (form := _NUMBERS.get(str(argument).split(" ")[-1])):
-                # The checksums of tensors are not set, so this cannot be read by `archive`.
-                begin = by_name["data/0"].header_offset
-                names = sum(struct.unpack_from("<HH", octets, begin + _LOCAL_HEADER - 4))
-                return float(struct.unpack_from(form, octets, begin + _LOCAL_HEADER + names)[0])
-            if opcode.name in ("BININT", "BININT1", "BININT2", "BINFLOAT"):
-                return float(str(argument))
+    archive = ValueArchive(octets)
+    for opcode, argument, _ in pickletools.genops(archive.pickled):
+        if opcode.name == "GLOBAL" and (form := _NUMBERS.get(str(argument).split(" ")[-1])):
+            return float(struct.unpack_from(form, archive.file("data/0"))[0])
+        if opcode.name in ("BININT", "BININT1", "BININT2", "BINFLOAT"):
+            return float(str(argument))
     return None

@@ -1,18 +1,21 @@
 """Decides by names which pickled values of a checkpoint a restore reads; needs no torch.
 
-Values that are not tensors are pickles, and a pickle may call any function that it names. A restore
-calls only the names below, which construct data and do nothing else.
+A pickle may name any function. A restore reads it as data, and knows only the names below, which
+stand for data; it makes that data itself.
 """
 
-import _compat_pickle
-import io
-import pickle  # noqa: TID251 - only the stand-ins below are ever called
-import pickletools
-import zipfile
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-DATA = frozenset(
+from trainer_sdk.checkpoint.storage.pickle_data import (
+    DescribedCall,
+    UnreadableBytesError,
+    parse,
+    short,
+)
+from trainer_sdk.checkpoint.storage.value_archive import KINDS, Made, ValueArchive
+
+_DATA = frozenset(
     {
         *(f"builtins.{name}" for name in ("bytes", "frozenset", "range", "slice")),
         *(f"datetime.{name}" for name in ("date", "datetime", "time", "timedelta", "timezone")),
@@ -26,6 +29,7 @@ DATA = frozenset(
             for core in ("_core", "core")
             for name in ("_reconstruct", "scalar")
         ),
+        *(f"numpy.{core}.numeric._frombuffer" for core in ("_core", "core")),
         "decimal.Decimal",
         "fractions.Fraction",
         "numpy.dtype",
@@ -33,7 +37,6 @@ DATA = frozenset(
         "uuid.UUID",
     }
 )
-"""The names that a restore allows in addition to torch's `weights_only=True`."""
 _OF_TORCH = frozenset(
     {
         "_codecs.encode",
@@ -45,110 +48,166 @@ _OF_TORCH = frozenset(
         "torch._tensor._rebuild_from_type_v2",
         "torch.nn.parameter.Parameter",
         "torch.serialization._get_layout",
+        *(
+            f"torch._utils._rebuild_{name}"
+            for name in (
+                "parameter",
+                "parameter_with_state",
+                "qtensor",
+                "sparse_tensor",
+                "tensor_v2",
+                "tensor_v3",
+            )
+        ),
     }
 )
 _MODULES_OF_TORCH = frozenset({"torch", "torch.cuda", "torch.sparse", "torch.storage"})
-_UNREAD_OPCODES = frozenset({"LONG4"})
 _DESCRIPTIONS = "torch.distributed.checkpoint."
+_DESCRIBING = frozenset(
+    {
+        f"{_DESCRIPTIONS}{name}"
+        for name in (
+            "filesystem._StorageInfo",
+            "metadata.BytesStorageMetadata",
+            "metadata.ChunkStorageMetadata",
+            "metadata.Metadata",
+            "metadata.MetadataIndex",
+            "metadata.StorageMeta",
+            "metadata.TensorProperties",
+            "metadata.TensorStorageMetadata",
+        )
+    }
+)
+_ALSO_IN_METADATA = frozenset(
+    {
+        f"{_DESCRIPTIONS}metadata._MEM_FORMAT_ENCODING",
+        "collections.OrderedDict",
+        "torch.Size",
+        "torch.serialization._get_layout",
+        *(
+            f"{module}.{name}"
+            for module in ("pathlib", "pathlib._local")
+            for name in ("PosixPath", "PurePosixPath", "Path")
+        ),
+    }
+)
+CHANGED = frozenset(
+    {
+        *(f"numpy.{core}.multiarray._reconstruct" for core in ("_core", "core")),
+        "collections.Counter",
+        "collections.OrderedDict",
+        "numpy.dtype",
+        "uuid.UUID",
+    }
+)
+"""The names of values that a pickle makes in two steps."""
 
 
-class UnreadablePickleError(Exception):
-    """A restore refuses this pickle; the text says why."""
-
-
-class Described:
-    """A stand-in for a class of torch that describes tensors."""
-
-    def __init__(self, *values: Any) -> None:
-        self.values = values
-
-    def __setstate__(self, state: Any) -> None:
-        for part in state if isinstance(state, tuple) else (state,):
-            if isinstance(part, dict):
-                self.__dict__.update(part)
-
-    def __hash__(self) -> int:
-        return hash(str(self.__dict__.get("fqn")))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Described) and self.__dict__ == other.__dict__
-
-
-class Bytes(Described):
-    """A stand-in for torch's description of a value that is not a tensor."""
-
-
-def values_in(metadata: bytes) -> Iterator[tuple[str, str, int, int]]:
-    """For each value that is not a tensor: its key, file, offset and length."""
-    kinds, places = descriptions_in(metadata)
-    try:
-        for index, place in places.items():
-            if isinstance(kinds.get(index.fqn), Bytes):
-                yield index.fqn, str(place.relative_path), int(place.offset), int(place.length)
-    except Exception as error:
-        raise UnreadablePickleError(f"it is not what torch writes: {error}") from error
-
-
-def descriptions_in(metadata: bytes) -> tuple[dict[str, Any], dict[Any, Any]]:
-    """The descriptions of values, by key, and of their places, by index."""
-    try:
-        described = _Reader(io.BytesIO(metadata)).load()
-        return dict(described.state_dict_metadata), dict(described.storage_data)
-    except UnreadablePickleError:
-        raise
-    except Exception as error:
-        raise UnreadablePickleError(f"it is not what torch writes: {error}") from error
-
-
-def why_unread(octets: bytes) -> str:
-    """Why a restore refuses this value; empty if it reads it."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(octets)) as archive:
-            name = next(member for member in archive.namelist() if member.endswith("/data.pkl"))
-            pickled = archive.read(name)
-        for opcode, argument, _ in pickletools.genops(pickled):
-            if opcode.name in _UNREAD_OPCODES:
-                return "it has a number of more than 255 bytes"
-            if opcode.name == "GLOBAL" and not _is_read(named := _name_of(argument)):
-                return f"it is, or has in it, {named}"
-            if opcode.name == "STACK_GLOBAL":
-                return "it was pickled by a later protocol than torch reads"
-    except (zipfile.BadZipFile, StopIteration, ValueError, OSError) as error:
-        return f"it is not what torch writes: {error}"
-    return ""
-
-
-def _name_of(argument: Any) -> str:
-    """The full name in Python 3."""
-    module, _, name = str(argument).partition(" ")
-    if (module, name) in _compat_pickle.NAME_MAPPING:
-        module, name = _compat_pickle.NAME_MAPPING[module, name]
-    return f"{_compat_pickle.IMPORT_MAPPING.get(module, module)}.{name}"
-
-
-def _is_read(named: str) -> bool:
+def is_known(named: str) -> bool:
+    """Whether a value may have this name in it."""
     module, _, name = named.rpartition(".")
-    if named in DATA or named in _OF_TORCH or named.startswith("torch._utils._rebuild_"):
+    if named in _DATA or named in _OF_TORCH:
         return True
     is_type = name.islower() or name.endswith(("Tensor", "Storage")) or name == "Size"
     return module in _MODULES_OF_TORCH and is_type
 
 
-class _Reader(pickle.Unpickler):
-    """Reads torch's descriptions of tensors as stand-ins, and refuses everything else."""
+def why_unread(octets: bytes) -> str:
+    """Why a restore refuses this value; empty if it reads it."""
+    try:
+        archive = ValueArchive(octets)
+        items = archive.items()
+        if items is None:
+            parse(archive.pickled, is_known, CHANGED)
+        else:
+            kinds = {item.kind for item in items if type(item) is Made}
+            if unknown := sorted(kinds - KINDS):
+                return f"it is, or has in it, {unknown[0]}"
+    except UnreadableBytesError as error:
+        return str(error)
+    return ""
 
-    def find_class(self, module: str, name: str) -> Any:
-        if module.startswith(_DESCRIPTIONS):
-            return Bytes if name == "BytesStorageMetadata" else Described
-        plain = {"collections.OrderedDict": dict, "torch.Size": tuple}.get(f"{module}.{name}")
-        if plain is not None:
-            return plain
-        if module in ("pathlib", "pathlib._local"):
-            return _joined
-        if module == "torch" or (module, name) == ("torch.serialization", "_get_layout"):
-            return Described if name == "_get_layout" else Described()
-        raise UnreadablePickleError(f"it names {module}.{name}, which describes no tensor")
+
+def parsed_metadata(metadata: bytes) -> DescribedCall:
+    """What torch's `.metadata` describes."""
+    described = parse(metadata, _is_description, _DESCRIBING | {"collections.OrderedDict"})
+    if (
+        type(described) is not DescribedCall
+        or described.name != f"{_DESCRIPTIONS}metadata.Metadata"
+    ):
+        raise UnreadableBytesError("it is not what torch writes")
+    return described
 
 
-def _joined(*parts: str) -> str:
-    return "/".join(parts)
+class Description(NamedTuple):
+    """What torch says of a tensor or another value."""
+
+    is_tensor: bool
+    size: tuple[int, ...] = ()
+    parts: tuple[tuple[int, ...], ...] = ()
+    """The sizes of its parts."""
+
+
+class StoredPlace(NamedTuple):
+    """Where a value, or a part of a tensor, is stored."""
+
+    key: str
+    file: str
+    offset: int
+    length: int
+
+
+def values_in(metadata: bytes) -> Iterator[StoredPlace]:
+    """The place of each value that is not a tensor."""
+    kinds, places = descriptions_in(metadata)
+    return (place for place in places if place.key in kinds and not kinds[place.key].is_tensor)
+
+
+def descriptions_in(metadata: bytes) -> tuple[dict[str, Description], list[StoredPlace]]:
+    """The descriptions of tensors and values, by key, and the places of all parts."""
+    whole = parsed_metadata(metadata)
+    try:
+        fields = _fields(whole)
+        kinds = {key: _description(kind) for key, kind in _items(fields["state_dict_metadata"])}
+        places = [_place(index, at) for index, at in _items(fields["storage_data"])]
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise UnreadableBytesError(f"it is not what torch writes: {short(error)}") from error
+    return kinds, places
+
+
+def _description(kind: Any) -> Description:
+    if kind.name.endswith(".BytesStorageMetadata"):
+        return Description(is_tensor=False)
+    about = _fields(kind)
+    parts = tuple(_numbers(_fields(chunk)["sizes"]) for chunk in about["chunks"])
+    return Description(is_tensor=True, size=_numbers(about["size"]), parts=parts)
+
+
+def _place(index: Any, at: Any) -> StoredPlace:
+    stored = _fields(at)
+    path = stored["relative_path"]
+    parts = path.args if type(path) is DescribedCall else (path,)
+    file = "/".join(map(str, parts))
+    return StoredPlace(_fields(index)["fqn"], file, int(stored["offset"]), int(stored["length"]))
+
+
+def _numbers(size: Any) -> tuple[int, ...]:
+    return tuple(map(int, size.args[0]))
+
+
+def _items(mapping: Any) -> Iterator[tuple[Any, Any]]:
+    return zip(mapping.pairs[::2], mapping.pairs[1::2], strict=True)
+
+
+def _is_description(named: str) -> bool:
+    module, _, name = named.rpartition(".")
+    is_type = module == "torch" and name.islower() and name.isidentifier()
+    if is_type or named in _DESCRIBING or named in _ALSO_IN_METADATA:
+        return True
+    raise UnreadableBytesError(f"it names {short(named)}, which describes no tensor")
+
+
+def _fields(call: Any) -> dict[str, Any]:
+    """What a description sets, by name."""
+    fields: dict[str, Any] = call.state.fields()
+    return fields

@@ -24,7 +24,7 @@ from trainer_sdk.checkpoint.flat_state import StatePiece
 from trainer_sdk.checkpoint.manifest import METADATA, ImageEntry
 from trainer_sdk.checkpoint.restore.errors import UnfitError
 from trainer_sdk.checkpoint.restore.stored_image import StoredImage
-from trainer_sdk.checkpoint.restore.values import read_value
+from trainer_sdk.checkpoint.restore.values import harmless, read_tensor
 from trainer_sdk.checkpoint.save.plan import PlacedPiece
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
@@ -144,12 +144,10 @@ class DcpImage:
         return ""
 
     def values(self, plan: LoadPlan) -> Iterator[tuple[ReadItem, bytes]]:
-        """The values that are not tensors, after a check that a load runs no code."""
+        """The values that are not tensors, in bytes that torch's planner may unpickle."""
         for item in plan.items:
             if item.type is LoadItemType.BYTE_IO:
-                octets = self._octets(item).numpy().tobytes()
-                read_value(octets, item.dest_index.fqn)  # torch's planner would run what is in it
-                yield item, octets
+                yield item, harmless(self._octets(item).numpy().tobytes(), item.dest_index.fqn)
 
     def parts(self, plan: LoadPlan) -> Iterator[tuple[ReadItem, torch.Tensor]]:
         """The part of a tensor that each item asks for."""
@@ -169,9 +167,7 @@ class DcpImage:
         if saved.is_bare:
             dtype: torch.dtype = getattr(torch, saved.dtype)
             return octets.view(dtype).view(saved.sizes)
-        value = read_value(octets.numpy().tobytes(), saved.key)
-        assert isinstance(value, torch.Tensor)
-        return value
+        return read_tensor(octets.numpy().tobytes(), saved.key)
 
     def _octets(self, item: ReadItem) -> torch.Tensor:
         saved = self._items[self._key(item)]

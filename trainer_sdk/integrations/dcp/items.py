@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
 
-from trainer_sdk.checkpoint.flat_state import StatePiece, as_bytes, is_bare
+from trainer_sdk.checkpoint.flat_state import StatePiece, is_bare
 from trainer_sdk.checkpoint.restore.errors import UnfitError
-from trainer_sdk.checkpoint.restore.values import UnreadableValueError, read_value
+from trainer_sdk.checkpoint.restore.values import UnreadableValueError, as_bytes, read_value
 from trainer_sdk.checkpoint.save.buffers import Buffer
 from trainer_sdk.checkpoint.save.plan import (
     PAGE_BYTES,
@@ -83,11 +83,11 @@ def data_of(item: WriteItem, planner: SavePlanner) -> torch.Tensor | bytes:
     value = planner.resolve_data(item)
     if isinstance(value, torch.Tensor):
         tensor = value.detach()
-        return tensor if is_bare(tensor) else as_bytes(tensor)
-    octets = value.getvalue()
+        return tensor if is_bare(tensor) else as_bytes(tensor, item.index.fqn)
+    octets: bytes = value.getvalue()
     if item.type is WriteItemType.BYTE_IO:
         try:
-            read_value(octets, item.index.fqn)
+            return as_bytes(read_value(octets, item.index.fqn), item.index.fqn)
         except UnfitError as error:
             raise UnreadableValueError(str(error)) from error
     return octets

@@ -23,7 +23,7 @@ from trainer_sdk.checkpoint.restore.errors import CorruptError, RestoreError, Un
 from trainer_sdk.checkpoint.restore.quarantine import quarantine_corrupt
 from trainer_sdk.checkpoint.restore.stored_shards import StoredShards
 from trainer_sdk.checkpoint.restore.target import fill
-from trainer_sdk.checkpoint.restore.values import read_value
+from trainer_sdk.checkpoint.restore.values import harmless
 from trainer_sdk.checkpoint.storage import Storage, storage_for
 from trainer_sdk.checkpoint.storage.checkpoints import StoredCheckpoint, look, stored_checkpoints
 from trainer_sdk.environment import environ
@@ -239,8 +239,7 @@ class DcpReader(StorageReader):
     def _load_shards(self, shards: StoredShards, plan: LoadPlan, planner: LoadPlanner) -> None:
         for item, octets in shards.read(plan.items):
             if item.type is LoadItemType.BYTE_IO:
-                value = bytes(octets)
-                read_value(value, item.dest_index.fqn)  # torch's planner would run what is in it
+                value = harmless(bytes(octets), item.dest_index.fqn)
                 planner.load_bytes(item, io.BytesIO(value))
             else:
                 self._fill(item, shards.part(item, octets), planner)

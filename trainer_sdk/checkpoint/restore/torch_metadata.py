@@ -1,0 +1,82 @@
+"""Torch's `.metadata`, read as data: only torch's own descriptions are made, by their classes."""
+
+from collections import OrderedDict
+from dataclasses import fields
+from pathlib import PurePosixPath
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import filesystem, metadata
+
+from trainer_sdk.checkpoint.restore.errors import UnfitError
+from trainer_sdk.checkpoint.storage.pickle_data import (
+    NAMED,
+    DescribedCall,
+    Pairs,
+    ReadBudget,
+    TreeBuilder,
+    UnreadableBytesError,
+)
+from trainer_sdk.checkpoint.storage.pickled_values import parsed_metadata
+from trainer_sdk.checkpoint.value_kinds import KINDS, expect
+
+_DESCRIPTIONS: dict[str, Any] = {
+    "_StorageInfo": filesystem._StorageInfo,  # noqa: SLF001 - what torch writes
+    **{
+        name: getattr(metadata, name)
+        for name in (
+            "BytesStorageMetadata",
+            "ChunkStorageMetadata",
+            "Metadata",
+            "MetadataIndex",
+            "StorageMeta",
+            "TensorStorageMetadata",
+        )
+    },
+}
+_FIELDS = {kind: {field.name for field in fields(kind)} for kind in _DESCRIPTIONS.values()}
+_FORMS = (torch.contiguous_format, torch.channels_last, torch.preserve_format)
+"""By torch's number for them."""
+
+
+def read_metadata(octets: bytes, place: str) -> metadata.Metadata:
+    """What torch has described; `UnfitError` if there is anything else in it."""
+    try:
+        described: metadata.Metadata = TreeBuilder(_made, ReadBudget.of(len(octets))).build(
+            parsed_metadata(octets)
+        )
+    except (UnreadableBytesError, MemoryError) as error:
+        raise UnfitError(f"{place} cannot be read: {error}") from error
+    if type(described.storage_data) is not dict or type(described.state_dict_metadata) is not dict:
+        raise UnfitError(f"{place} is not what torch writes there")
+    return described
+
+
+def _made(call: DescribedCall, builder: TreeBuilder) -> Any:  # noqa: PLR0911 - one for each description
+    name = call.name.rpartition(".")[2]
+    if name in _DESCRIPTIONS:
+        kind, state = _DESCRIPTIONS[name], call.state
+        named = state.fields() if type(state) is Pairs else {}
+        # A later torch may describe more.
+        return kind(**{k: builder.build(v) for k, v in named.items() if k in _FIELDS[kind]})
+    if name == "TensorProperties":
+        dtype, layout, requires_grad, form, pinned = expect(builder.build(call.state), tuple)
+        return metadata.TensorProperties(
+            expect(dtype, torch.dtype),
+            expect(layout, torch.layout),
+            expect(requires_grad, bool),
+            form,
+            expect(pinned, bool),
+        )
+    args = [builder.build(arg) for arg in call.args]
+    if name == "_MEM_FORMAT_ENCODING":
+        return _FORMS[args[0]]
+    if call.name == "collections.OrderedDict":
+        return builder.mapping(call.pairs, OrderedDict(*args))
+    if call.name == "torch.Size":
+        return KINDS["torch.Size"].make(*args[0])
+    if call.name == NAMED:
+        return KINDS["torch.dtype"].make(args[0].removeprefix("torch."))
+    if call.name == "torch.serialization._get_layout":
+        return KINDS["torch.layout"].make(*args)
+    return PurePosixPath(*args)

@@ -1,0 +1,364 @@
+"""Reads pickles as data, by an interpreter that imports, calls and changes nothing.
+
+A pickle is a program: it may call any function that it names, and set attributes of what it made.
+Here its opcodes only describe: a name is a `Name`, a call is a `DescribedCall` with its arguments,
+a dictionary is `Pairs`. The reader of the description decides what each name means (`TreeBuilder`).
+It is a tree: what occurs in two places is made twice, and nothing contains itself.
+"""
+
+import _compat_pickle
+import pickletools
+import time
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+STORED = "a storage of torch"
+"""The name of a call for something outside of the pickle: its arguments are the reference."""
+NAMED = "a name"
+"""The name of a call for a name that stands where a value does: its argument is the name."""
+MOST_DEPTH = 200
+_MOST_PARTS = 50_000_000
+_MOST_SECONDS = 300.0
+_PARTS_PER_BYTE, _SPARE_PARTS = 2, 10_000
+_COPIES, _SPARE_BYTES = 4, 1 << 20
+_MOST_INT_BITS = 1 << 16
+_CHECKED_EVERY = 1024
+_SCALARS = frozenset({int, float, str, bool, bytes, type(None)})
+
+
+class UnreadableBytesError(Exception):
+    """A restore refuses these bytes; the text says why."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Name:
+    """A name of Python, as `torch.float32`; nothing was imported."""
+
+    text: str
+
+
+@dataclass(slots=True, eq=False)
+class DescribedCall:
+    """A call that was not made."""
+
+    name: str
+    args: Sequence[object]
+    state: object = None
+    """What the pickle would set."""
+    pairs: list[object] = field(default_factory=list)
+    """What the pickle would put in: key, value, key, value."""
+
+
+@dataclass(slots=True, eq=False)
+class Pairs:
+    """A dictionary."""
+
+    pairs: list[object]
+    """Key, value, key, value."""
+
+    def fields(self) -> dict[str, Any]:
+        """The values of the keys that are texts."""
+        keys = self.pairs[::2]
+        return {k: v for k, v in zip(keys, self.pairs[1::2], strict=True) if type(k) is str}
+
+
+class ReadBudget:
+    """What the reading of a value may take; `UnreadableBytesError` past it."""
+
+    def __init__(self, parts: int = _MOST_PARTS, octets: int = 0) -> None:
+        self._parts = min(parts, _MOST_PARTS)
+        self._octets = octets
+        self._deadline = time.monotonic() + _MOST_SECONDS
+        self._unchecked = 0
+
+    @classmethod
+    def of(cls, size: int) -> "ReadBudget":
+        """The budget for a value of this many bytes: what is in two places is made twice."""
+        return cls(_PARTS_PER_BYTE * size + _SPARE_PARTS, _COPIES * size + _SPARE_BYTES)
+
+    def spend(self, parts: int) -> None:
+        """Count parts, and look at the clock from time to time."""
+        self._parts -= parts
+        if self._parts < 0:
+            raise UnreadableBytesError("it has more parts than a value of its size may have")
+        self._unchecked += parts
+        if self._unchecked >= _CHECKED_EVERY:
+            self._unchecked = 0
+            if time.monotonic() > self._deadline:
+                raise UnreadableBytesError(f"it takes more than {_MOST_SECONDS:g} s to read")
+
+    def copy(self, octets: int) -> None:
+        """Count bytes that are copied out of the value."""
+        self._octets -= octets
+        if self._octets < 0:
+            raise UnreadableBytesError("it asks for more memory than a value of its size may")
+
+
+def parse(pickled: bytes, is_known: Callable[[str], bool], changed: frozenset[str]) -> Any:
+    """What a pickle describes. Calls of the names in `changed` may be given a state, or pairs."""
+    try:
+        return _Interpreter(is_known, changed).run(pickled)
+    except UnreadableBytesError:
+        raise
+    except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
+        raise UnreadableBytesError(f"it is not a pickle: {short(error)}") from error
+
+
+def short(text: object) -> str:
+    """At most 200 printable characters."""
+    return str(text)[:200].encode("ascii", "backslashreplace").decode().replace("\n", " ")
+
+
+class _Interpreter:
+    """Goes through the opcodes once; at the end of each it has a stack of what they describe."""
+
+    def __init__(self, is_known: Callable[[str], bool], changed: frozenset[str]) -> None:
+        self._is_known = is_known
+        self._changed = changed
+        self._stack: list[Any] = []
+        self._outer: list[list[Any]] = []
+        self._memo: dict[int, Any] = {}
+        self._protocol = 0
+        self._budget = ReadBudget()
+
+    def run(self, pickled: bytes) -> Any:
+        """The one value of the pickle."""
+        argument: Any
+        for number, (opcode, argument, _) in enumerate(pickletools.genops(pickled)):
+            name = opcode.name
+            if name in _PUSHED:
+                self._stack.append(argument)
+            elif name in _READS:
+                self._stack.append(self._memo[argument])
+            elif name in _WRITES:
+                at = len(self._memo) if name == "MEMOIZE" else argument
+                self._memo[at] = self._stack[-1]
+            elif name == "STOP":
+                return self._stack.pop()
+            elif (step := _STEPS.get(name)) is not None:
+                step(self, argument)
+            else:
+                raise UnreadableBytesError(f"it has the opcode {name}, which no data needs")
+            if not number % _CHECKED_EVERY:
+                self._budget.spend(_CHECKED_EVERY)
+        raise UnreadableBytesError("it is cut short")
+
+    def begin(self, protocol: int) -> None:
+        """Note the protocol: until 2, names are those of Python 2."""
+        self._protocol = protocol
+
+    def push_int(self, number: int) -> None:
+        if number.bit_length() > _MOST_INT_BITS:
+            raise UnreadableBytesError(f"it has a number of {number.bit_length()} bits")
+        self._stack.append(number)
+
+    def mark(self, _: object) -> None:
+        self._outer.append(self._stack)
+        self._stack = []
+
+    def marked(self) -> list[Any]:
+        """What is above the last mark."""
+        above, self._stack = self._stack, self._outer.pop()
+        return above
+
+    def push_name(self, text: str) -> None:
+        """Push a name: module and name, with a space between."""
+        module, _, name = text.partition(" ")
+        if self._protocol < 3:
+            module, name = _compat_pickle.NAME_MAPPING.get((module, name), (module, name))
+            module = _compat_pickle.IMPORT_MAPPING.get(module, module)
+        full = f"{module}.{name}"
+        if not self._is_known(full):
+            raise UnreadableBytesError(f"it is, or has in it, {short(full)}")
+        self._stack.append(Name(full))
+
+    def push_stacked_name(self, _: object) -> None:
+        name, module = self._stack.pop(), self._stack.pop()
+        if type(name) is not str or type(module) is not str:
+            raise UnreadableBytesError("it has a name that is not a text")
+        self.push_name(f"{module} {name}")
+
+    def call(self, _: object) -> None:
+        args, called = self._stack.pop(), self._stack.pop()
+        if type(called) is not Name or type(args) is not tuple:
+            raise UnreadableBytesError("it calls what has no name")
+        self._stack.append(DescribedCall(called.text, args))
+
+    def refer(self, _: object) -> None:
+        reference = self._stack.pop()
+        if type(reference) is not tuple:
+            raise UnreadableBytesError("it refers to something outside of itself")
+        self._stack.append(DescribedCall(STORED, reference))
+
+    def change(self, _: object) -> None:
+        state, target = self._stack.pop(), self._stack[-1]
+        if (
+            type(target) is not DescribedCall
+            or target.name not in self._changed
+            or target.state is not None
+        ):
+            raise UnreadableBytesError("it sets attributes of something that has none")
+        target.state = state
+
+    def put(self, items: list[Any]) -> None:
+        target = self._stack[-1]
+        is_changed = type(target) is DescribedCall and target.name in self._changed
+        if type(target) is not Pairs and not is_changed:
+            raise UnreadableBytesError("it puts keys into something that has none")
+        target.pairs.extend(items)
+
+    def append(self, items: list[Any]) -> None:
+        if type(self._stack[-1]) is not list:
+            raise UnreadableBytesError("it appends to something that is not a list")
+        self._stack[-1].extend(items)
+
+    def add(self, items: list[Any]) -> None:
+        target = self._stack[-1]
+        is_set = type(target) is DescribedCall and target.name == "builtins.set"
+        if not is_set or type(target.args) is not tuple or [*map(type, target.args)] != [list]:
+            raise UnreadableBytesError("it adds to something that is not a set")
+        target.args[0].extend(items)
+
+    def pop(self, _: object) -> None:
+        if self._stack:
+            self._stack.pop()
+        else:
+            self.marked()
+
+    @property
+    def top(self) -> Any:
+        return self._stack[-1]
+
+    def push(self, value: object) -> None:
+        self._stack.append(value)
+
+    def take(self, count: int) -> list[Any]:
+        """The last values of the stack, taken off."""
+        if len(self._stack) < count:
+            raise UnreadableBytesError("it takes more from its stack than there is")
+        taken = self._stack[len(self._stack) - count :]
+        del self._stack[len(self._stack) - count :]
+        return taken
+
+
+Step = Callable[[_Interpreter, Any], None]
+_PUSHED = frozenset(
+    [
+        "BININT",
+        "BININT1",
+        "BININT2",
+        "BINFLOAT",
+        "FLOAT",
+        "BINUNICODE",
+        "SHORT_BINUNICODE",
+        "UNICODE",
+        "BINUNICODE8",
+        "BINBYTES",
+        "SHORT_BINBYTES",
+        "BINBYTES8",
+        "BYTEARRAY8",
+        "STRING",
+        "BINSTRING",
+        "SHORT_BINSTRING",
+    ]
+)
+_READS = frozenset({"BINGET", "LONG_BINGET", "GET"})
+_WRITES = frozenset({"MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT"})
+_STEPS: dict[str, Step] = {
+    "PROTO": _Interpreter.begin,
+    "FRAME": lambda _, __: None,
+    "INT": _Interpreter.push_int,
+    "LONG": _Interpreter.push_int,
+    "LONG1": _Interpreter.push_int,
+    "LONG4": _Interpreter.push_int,
+    "NONE": lambda self, _: self.push(None),
+    "NEWTRUE": lambda self, _: self.push(True),  # noqa: FBT003 - a value
+    "NEWFALSE": lambda self, _: self.push(False),  # noqa: FBT003 - a value
+    "MARK": _Interpreter.mark,
+    "POP": _Interpreter.pop,
+    "POP_MARK": lambda self, _: self.marked().clear(),
+    "DUP": lambda self, _: self.push(self.top),
+    "EMPTY_TUPLE": lambda self, _: self.push(()),
+    "TUPLE": lambda self, _: self.push(tuple(self.marked())),
+    "TUPLE1": lambda self, _: self.push(tuple(self.take(1))),
+    "TUPLE2": lambda self, _: self.push(tuple(self.take(2))),
+    "TUPLE3": lambda self, _: self.push(tuple(self.take(3))),
+    "EMPTY_LIST": lambda self, _: self.push([]),
+    "LIST": lambda self, _: self.push(self.marked()),
+    "APPEND": lambda self, _: self.append(self.take(1)),
+    "APPENDS": lambda self, _: self.append(self.marked()),
+    "EMPTY_DICT": lambda self, _: self.push(Pairs([])),
+    "DICT": lambda self, _: self.push(Pairs(self.marked())),
+    "SETITEM": lambda self, _: self.put(self.take(2)),
+    "SETITEMS": lambda self, _: self.put(self.marked()),
+    "EMPTY_SET": lambda self, _: self.push(DescribedCall("builtins.set", ([],))),
+    "ADDITEMS": lambda self, _: self.add(self.marked()),
+    "FROZENSET": lambda self, _: self.push(DescribedCall("builtins.frozenset", (self.marked(),))),
+    "GLOBAL": _Interpreter.push_name,
+    "STACK_GLOBAL": _Interpreter.push_stacked_name,
+    "REDUCE": _Interpreter.call,
+    "NEWOBJ": _Interpreter.call,
+    "BINPERSID": _Interpreter.refer,
+    "BUILD": _Interpreter.change,
+}
+
+
+class TreeBuilder:
+    """Builds the tree that a pickle describes; `make` makes the calls."""
+
+    def __init__(
+        self, make: Callable[[DescribedCall, "TreeBuilder"], Any], budget: ReadBudget
+    ) -> None:
+        self._make = make
+        self.budget = budget
+        self._depth = 0
+
+    def build(self, node: object, *, is_argument: bool = False) -> Any:
+        """A part of it. A name is not a value, but may be an argument."""
+        self.budget.spend(1)
+        kind = type(node)
+        if kind in _SCALARS:
+            return node
+        if kind is Name and is_argument:
+            return node
+        if isinstance(node, bytearray):
+            self.budget.copy(len(node))
+            return bytearray(node)
+        self._depth += 1
+        if self._depth > MOST_DEPTH:
+            raise UnreadableBytesError(f"its parts are nested more than {MOST_DEPTH} deep")
+        try:
+            made = self._made(node)
+        except UnreadableBytesError:
+            raise
+        except Exception as error:
+            name = node.name if isinstance(node, DescribedCall) else "a part of it"
+            raise UnreadableBytesError(f"{short(name)} cannot be made: {short(error)}") from error
+        self._depth -= 1
+        return made
+
+    def mapping(self, pairs: list[object], into: dict[Any, Any]) -> dict[Any, Any]:
+        """Put keys and values into a dictionary."""
+        for at in range(0, len(pairs), 2):
+            key: Hashable = self.build(pairs[at])
+            into[key] = self.build(pairs[at + 1])  # IndexError: a key without a value
+        return into
+
+    def each(self, nodes: Iterable[object]) -> list[Any]:
+        """The parts of a sequence."""
+        return [self.build(node) for node in nodes]
+
+    def _made(self, node: object) -> Any:
+        if isinstance(node, list):
+            return self.each(node)
+        if isinstance(node, tuple):
+            return tuple(self.each(node))
+        if isinstance(node, Pairs):
+            return self.mapping(node.pairs, {})
+        if isinstance(node, (DescribedCall, Name)):
+            return self._make(
+                node if isinstance(node, DescribedCall) else DescribedCall(NAMED, (node.text,)),
+                self,
+            )
+        raise UnreadableBytesError(f"it has a part of type {type(node).__name__}")
