@@ -28,7 +28,7 @@ from trainer_sdk.checkpoint.manifest import (
     step_name,
 )
 from trainer_sdk.checkpoint.storage import lasting, storage_for
-from trainer_sdk.checkpoint.storage.folder import Folder, sync_folder
+from trainer_sdk.checkpoint.storage.folder import Folder, open_regular, sync_folder
 from trainer_sdk.checkpoint.storage.names import SAVING
 from trainer_sdk.checkpoint.storage.port import MissingError, Storage
 from trainer_sdk.checkpoint.writer.disk import (
@@ -264,7 +264,7 @@ def _clear(folder: str, now: float) -> None:
     with os.scandir(folder) as entries:
         names = [entry.name for entry in entries if entry.name.endswith(_SAVING)]
     for path in (os.path.join(folder, name) for name in names if name.startswith(".")):
-        with suppress(OSError), open(path, "rb") as file:
+        with suppress(OSError), open_regular(path) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if now - os.fstat(file.fileno()).st_mtime > _LEFT_S:
                 os.unlink(path)

@@ -8,7 +8,7 @@ import time
 import msgspec
 
 from trainer_sdk.checkpoint.storage.checkpoints import OWNER, RootOwner, owner_of
-from trainer_sdk.checkpoint.storage.folder import Folder
+from trainer_sdk.checkpoint.storage.folder import Folder, read_regular
 from trainer_sdk.checkpoint.storage.port import Storage
 
 LAUNCH = ".launch"
@@ -140,7 +140,6 @@ def _is_at(path: str, held: int) -> bool:
 
 def _launch_at(path: str) -> str:
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(256)
+        return read_regular(path)[:256].decode(errors="replace")
     except OSError:
         return ""

@@ -14,6 +14,7 @@ import msgspec
 
 from everstep.clock import Clock
 from trainer_sdk.checkpoint.image_folder import put_durably
+from trainer_sdk.checkpoint.storage.folder import read_regular
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +110,6 @@ class LastState:
 
     def _read(self) -> RememberedState | None:
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=RememberedState)
+            return msgspec.json.decode(read_regular(self._path), type=RememberedState)
         except (OSError, msgspec.DecodeError):
             return None

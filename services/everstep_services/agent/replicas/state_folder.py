@@ -27,6 +27,7 @@ from everstep_services.agent.runtime.workdir import private_dir
 from trainer_sdk import layout
 from trainer_sdk.checkpoint.image_folder import ON_DISK, sync_names
 from trainer_sdk.checkpoint.manifest import INDEX
+from trainer_sdk.checkpoint.storage.folder import read_regular
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +161,7 @@ def _excess(
 
 def _left(folder: Path) -> LeftoverNote | None:
     try:
-        return msgspec.json.decode((folder / LEFT).read_bytes(), type=LeftoverNote)
+        return msgspec.json.decode(read_regular(folder / LEFT), type=LeftoverNote)
     except (OSError, msgspec.DecodeError):
         return None
 

@@ -25,6 +25,7 @@ from everstep_services.agent.replicas.settings import CheckpointSettings
 from everstep_services.agent.replicas.transfer.protocol import Copy, ReplicaError
 from trainer_sdk.checkpoint.image_folder import ASIDE_INDEX, put_durably, sync_file, sync_names
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX
+from trainer_sdk.checkpoint.storage.folder import read_regular
 
 log = logging.getLogger(__name__)
 
@@ -76,10 +77,10 @@ def _read(place: Path, job: str) -> HeldCopy:
     if place.name == INCOMING:
         raise ReplicaError("it was being received")
     if (place / PART_INDEX).exists():
-        copy = msgspec.json.decode((place / PART_INDEX).read_bytes(), type=Copy)
+        copy = msgspec.json.decode(read_regular(place / PART_INDEX), type=Copy)
         head = read_head(copy.index)
     else:
-        index = (place / INDEX).read_bytes()
+        index = read_regular(place / INDEX)
         head = read_head(index)
         slot = int(place.parent.parent.name.removeprefix("slot-"))
         copy = Copy(
