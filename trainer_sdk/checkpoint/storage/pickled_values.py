@@ -139,7 +139,7 @@ def parsed_metadata(metadata: bytes) -> DescribedCall:
     return described
 
 
-class Description(NamedTuple):
+class DescribedTensor(NamedTuple):
     """What torch says of a tensor or another value."""
 
     is_tensor: bool
@@ -163,7 +163,7 @@ def values_in(metadata: bytes) -> Iterator[StoredPlace]:
     return (place for place in places if place.key in kinds and not kinds[place.key].is_tensor)
 
 
-def descriptions_in(metadata: bytes) -> tuple[dict[str, Description], list[StoredPlace]]:
+def descriptions_in(metadata: bytes) -> tuple[dict[str, DescribedTensor], list[StoredPlace]]:
     """The descriptions of tensors and values, by key, and the places of all parts."""
     whole = parsed_metadata(metadata)
     try:
@@ -175,12 +175,12 @@ def descriptions_in(metadata: bytes) -> tuple[dict[str, Description], list[Store
     return kinds, places
 
 
-def _description(kind: Any) -> Description:
+def _description(kind: Any) -> DescribedTensor:
     if kind.name.endswith(".BytesStorageMetadata"):
-        return Description(is_tensor=False)
+        return DescribedTensor(is_tensor=False)
     about = _fields(kind)
     parts = tuple(_numbers(_fields(chunk)["sizes"]) for chunk in about["chunks"])
-    return Description(is_tensor=True, size=_numbers(about["size"]), parts=parts)
+    return DescribedTensor(is_tensor=True, size=_numbers(about["size"]), parts=parts)
 
 
 def _place(index: Any, at: Any) -> StoredPlace:

@@ -19,8 +19,8 @@ from torch.distributed.checkpoint.metadata import (
 
 from everstep.hashing import hash_of
 from tests.unit.trainer_sdk.checkpoint.saved_states import JOB
-from trainer_sdk.checkpoint.flat_state import as_bytes
 from trainer_sdk.checkpoint.manifest import METADATA, Identity, Manifest, ShardFile, encode
+from trainer_sdk.checkpoint.restore.values import as_bytes
 from trainer_sdk.checkpoint.storage import storage_for
 from trainer_sdk.checkpoint.storage.checkpoints import look, verify
 from trainer_sdk.checkpoint.torch_format import around
@@ -43,7 +43,7 @@ def saved(folder: Path, name: str, steps: dict[int, Any], rowless: set[int]) -> 
                 for at, rows in ((0, 1), (1, 0))[: 1 + (number in rowless)]
             ],
         )
-        index, octets = MetadataIndex(f"{key}.step"), as_bytes(step)
+        index, octets = MetadataIndex(f"{key}.step"), as_bytes(step, key)
         kinds[index.fqn] = BytesStorageMetadata()
         if isinstance(step, torch.Tensor):
             head, tail = around(step.dtype, ())
