@@ -243,7 +243,7 @@ def _encoded(text: str, coding: str) -> bytes:
 _STATEFUL: dict[str, Callable[..., Any]] = {
     **{f"numpy.{core}.multiarray._reconstruct": _array for core in ("_core", "core")},
     "numpy.dtype": _data_type,
-    "uuid.UUID": lambda state: UUID(int=expect(state, dict)["int"]),
+    "uuid.UUID": lambda state: UUID(int=expect(expect(state, dict)["int"], int)),
 }
 _CALLS: dict[str, Callable[..., Any]] = {
     "_codecs.encode": _encoded,

@@ -58,6 +58,7 @@ HOSTILE = {
     "an instance": (b"\x80\x02(cuuid\nUUID\no.", "it has the opcode OBJ"),
     "an extension": (b"\x80\x02\x82\x01.", "it has the opcode EXT1"),
     "a class as a value": (b"\x80\x02cnumpy\nndarray\n.", "cannot be made"),
+    "an id of a float": (b"\x80\x02cuuid\nUUID\n)\x81}X\x03\x00\x00\x00intG?\xf0\0\0\0\0\0\0sb.", "of type float"),
     "a list in itself": (b"\x80\x02]q\x00h\x00a.", f"nested more than {MOST_DEPTH} deep"),
     "a list of lists of lists": (
         b"\x80\x02]q\x00" + b"".join(b"](" + b"h%c" % n * 99 + b"eq%c" % (n + 1) for n in range(9)) + b".",
