@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainer_sdk import inject
+from trainer_sdk.environment import environ
 from trainer_sdk.inject import InjectedError
 from trainer_sdk.sdk_log import warn
 
@@ -82,14 +83,19 @@ def inject_fault(
 ) -> None:
     """Make one of `faults`, chosen by `seed`, in `num_faults` ranks after a time.
 
-    All ranks call it together, and choose the same ranks; the first `keep_alive` are never chosen.
+    All ranks call it, also before there is a process group, and choose the same ranks; the first
+    `keep_alive` are never chosen.
     """
-    rank, size = _place()
+    rank, size = int(environ.get("RANK") or 0), int(environ.get("WORLD_SIZE") or 1)
     draw = random.Random(seed)  # noqa: S311 - a plan that all ranks can repeat
     number = draw.randint(*num_faults) if isinstance(num_faults, tuple) else num_faults
     ranks = draw.sample(range(keep_alive, size), min(number, max(size - keep_alive, 0)))
     fault = draw.choice(list(faults))
     after_s = draw.uniform(*delay) if isinstance(delay, tuple) else delay
+    if not ranks and number and rank == 0:
+        warn(
+            f"no fault is made: keep_alive {keep_alive} leaves none of {size} ranks to choose from"
+        )
     if rank in ranks:
         dispatch_fault_injection(fault, after_s, callback)
 
@@ -118,12 +124,3 @@ def _make_later(fault: Fault, delay: float, callback: Callback) -> None:
         inject.now(fault.name.lower(), for_s=lasts, allow=True)
     except inject.BadFaultError as error:
         warn(f"the fault {fault.name} was not made: {error}")
-
-
-def _place() -> tuple[int, int]:
-    """Rank and number of ranks."""
-    import torch.distributed as dist
-
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return 0, 1

@@ -28,6 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code or int(bool(lost))
 
 
+def ft_launcher() -> int:
+    """NVRx's program of this name: `everstep run --as-nvrx`."""
+    return main(["run", "--as-nvrx", *sys.argv[1:]])
+
+
 def _run(arguments: Sequence[str] | None) -> int:
     import click
 

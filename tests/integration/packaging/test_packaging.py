@@ -117,9 +117,10 @@ def test_the_wheel_runs_everywhere(built: Built) -> None:
     assert built.wheel.name.endswith("-py3-none-any.whl")
 
 
-def test_the_command_is_everstep(built: Built) -> None:
+def test_the_commands_are_everstep_and_the_launcher_of_nvrx(built: Built) -> None:
     (text,) = [v for k, v in contents(built.wheel).items() if k.endswith("/entry_points.txt")]
     assert "everstep = everstep_services.cli.__main__:main" in text.decode()
+    assert "ft_launcher = everstep_services.cli.__main__:ft_launcher" in text.decode()
 
 
 def test_the_sdist_has_what_a_build_needs_and_nothing_else(built: Built) -> None:

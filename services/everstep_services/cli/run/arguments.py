@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from everstep.units import seconds
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.run.nvrx_config import FileError, file_options
-from everstep_services.cli.run.options import NVRX, OPTIONS, WORDS_FOR_NONE, RunOption, spellings
+from everstep_services.cli.run.options import NVRX, OPTIONS, WORDS_FOR_NONE, RunOption
 
 Value = str | int | float | bool | None
 
-_BY_NAME = {name: option for option in OPTIONS for name in spellings(option)}
+_BY_NAME = {name: option for option in OPTIONS for name in option.names}
 _NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 _REPEATED = frozenset({"label", "limit"})
 _NEAR = 0.75
@@ -171,7 +171,11 @@ def _next(rest: list[str], name: str, option: RunOption) -> str:
 
 
 def _find(name: str) -> RunOption:
-    """The option of this name, or the only one that begins so; torchrun's come first."""
+    """The option of this name, or the only one that begins so; torchrun's come first.
+
+    NVRx's own spellings mix dashes and underscores: `--ft-rank_section_timeouts`.
+    """
+    typed, name = name, name.replace("_", "-")
     if name in _BY_NAME:
         return _BY_NAME[name]
     near = {option.long: option for spelling, option in _BY_NAME.items()
@@ -181,14 +185,13 @@ def _find(name: str) -> RunOption:
         if len(among) == 1:
             return among[0]
     if near:
-        raise UsageError(f"{name} may mean {', '.join(sorted(near))}: write more of it")
+        raise UsageError(f"{typed} may mean {', '.join(sorted(near))}: write more of it")
     hint = f"did you mean {close}?" if (close := _closest(name)) else "see everstep run --help"
-    raise UsageError(f"there is no option {name}; {hint} (options of a script come after it)")
+    raise UsageError(f"there is no option {typed}; {hint} (options of a script come after it)")
 
 
 def _closest(name: str) -> str:
     """The option that was probably meant, perhaps only begun; empty for none."""
-    name = name.replace("_", "-")
 
     def likeness(spelling: str) -> float:
         begun = difflib.SequenceMatcher(None, name, spelling[: len(name)]).ratio()

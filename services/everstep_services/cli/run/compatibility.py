@@ -21,7 +21,9 @@ def nodes_of(given: Given) -> tuple[int, int]:
         raise given.wrong("nnodes", "a job has at least one node")
     if least > most:
         raise given.wrong("nnodes", f"the least number comes first, as in {most}:{least}")
-    if most > least and any(origin.startswith("--ft-") for origin in given.origins.values()):
+    if most > least and any(
+        origin.startswith("--ft-") or origin == "--as-nvrx" for origin in given.origins.values()
+    ):
         given.notes.append(
             f"--nnodes {text} is elastic here, as with torchrun; ft_launcher's {least} nodes and "
             f"{most - least} hot spares are --nnodes {least} --spares {most - least}"

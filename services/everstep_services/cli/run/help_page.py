@@ -19,7 +19,6 @@ from everstep_services.cli.run.options import (
     TORCHRUN,
     WHERE,
     RunOption,
-    spellings,
 )
 
 USAGE = "[OPTIONS] SCRIPT [ARGUMENTS]..."
@@ -105,7 +104,7 @@ def is_wanted(words: Sequence[str]) -> bool:
     """Whether the page is asked for: before the script, whose own --help is its affair."""
     takes_value = {
         name for option in (*TORCHRUN, *OWN, *NVRX) if option.kind != "flag"
-        for name in spellings(option)
+        for name in option.names
     }  # fmt: skip
     skip = False
     for word in words:
@@ -116,5 +115,5 @@ def is_wanted(words: Sequence[str]) -> bool:
         elif word == "--" or not word.startswith("-"):
             return False
         else:
-            skip = word in takes_value
+            skip = word.replace("_", "-") in takes_value
     return False

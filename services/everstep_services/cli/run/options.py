@@ -1,6 +1,5 @@
 """The options of `everstep run`: those of torchrun, our own, and those of NVRx's ft_launcher."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,7 +12,7 @@ WORDS_FOR_NONE = frozenset({"", "none", "null"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOption:
-    """One option. Its names may be written with dashes or underscores."""
+    """One option. Its names may be written with dashes, underscores or both."""
 
     names: tuple[str, ...]
     """As typed, the long one last."""
@@ -43,12 +42,6 @@ class RunOption:
     def long(self) -> str:
         """Its long name, with dashes."""
         return self.names[-1]
-
-
-def spellings(option: RunOption) -> Sequence[str]:
-    """Every way to write its names."""
-    return [*option.names, *(f"--{name[2:].replace('-', '_')}" for name in option.names
-                             if name.startswith("--") and "-" in name[2:])]  # fmt: skip
 
 
 RUN, WHERE, RESTARTS, LOGS = "What to run", "On which nodes", "Restarts", "Logs"

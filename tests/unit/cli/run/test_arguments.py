@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from everstep_services.agent.settings import AgentSettings
 from everstep_services.agent.stalls.limits import LimitRules
+from everstep_services.cli.run import help_page
 from everstep_services.cli.run.arguments import Given, UsageError, scan
+from everstep_services.cli.run.compatibility import nodes_of
 from everstep_services.cli.run.limit_rules import limits_of
-from everstep_services.cli.run.options import NVRX, OPTIONS, OWN, TORCHRUN, spellings
+from everstep_services.cli.run.options import NVRX, OPTIONS, OWN, TORCHRUN
 
 TORCHRUN_WORDS = st.lists(
     st.sampled_from(
@@ -78,11 +80,11 @@ def test_every_option_of_torchrun_is_there_with_its_variable() -> None:
     from torch.distributed.argparse_util import check_env, env
     from torch.distributed.run import get_args_parser
 
-    here = {name: option for option in TORCHRUN for name in spellings(option)}
+    here = {name: option for option in TORCHRUN for name in option.names}
     for action in get_args_parser()._actions:
         if not action.option_strings or action.dest == "help":
             continue
-        for name in action.option_strings:
+        for name in (each.replace("_", "-") for each in action.option_strings):
             assert here[name].to == action.dest
             assert (here[name].kind == "flag") == (action.nargs == 0)
             has_variable = isinstance(action, env | check_env)
@@ -93,7 +95,7 @@ def test_every_option_of_torchrun_is_there_with_its_variable() -> None:
 
 
 def test_no_two_options_share_a_name() -> None:
-    names = [name for option in OPTIONS for name in spellings(option)]
+    names = [name for option in OPTIONS for name in option.names]
     assert len(names) == len(set(names))
 
 
@@ -200,6 +202,24 @@ def test_every_option_of_ft_launcher_is_known() -> None:
     for name in NVRX_FLAGS:
         word = name if name in {"--ft-ignore-missing-cfg", "--ft-check-remaining-processes"} else ""
         ours([word or f"{name}=null", "x.py"])
+
+
+@pytest.mark.parametrize("name", NVRX_FLAGS)
+def test_dashes_and_underscores_are_the_same(name: str) -> None:
+    """NVRx's first spelling of most options has both: `--ft-rank_section_timeouts`."""
+    mixed = name[:5] + name[5:].replace("-", "_")
+    for spelling in (mixed, name.replace("-", "_").replace("__", "--", 1)):
+        flag = name in {"--ft-ignore-missing-cfg", "--ft-check-remaining-processes"}
+        words = [spelling, *([] if flag else ["null"]), "x.py"]
+        assert ours(words) == ours([name, *words[1:]])
+        assert help_page.is_wanted([*words[:-1], "--help"])
+
+
+@pytest.mark.parametrize("as_nvrx", [["--as-nvrx"], ["--ft-segment=1"]])
+def test_a_range_of_nodes_of_ft_launcher_names_the_spares(as_nvrx: list[str]) -> None:
+    given = ours([*as_nvrx, "--nnodes=8:10", "x.py"])
+    assert nodes_of(given) == (8, 10)
+    assert "8 nodes and 2 hot spares are --nnodes 8 --spares 2" in given.notes[-1]
 
 
 def test_options_of_ft_launcher_become_ours_with_a_note() -> None:

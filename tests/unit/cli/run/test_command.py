@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep_services.cli.__main__ import main
+from everstep_services.cli.__main__ import ft_launcher, main
 from everstep_services.cli.run.arguments import scan
 from tests.unit.agent.run_plans import plan
 
@@ -30,6 +30,25 @@ def test_check_prints_the_plan_and_starts_nothing(
     assert "train.py --lr 3\n" in out
     assert err.startswith("note: OMP_NUM_THREADS is 1")
     assert list(alone.iterdir()) == [alone / "train.py"]
+
+
+def test_the_launcher_of_nvrx_is_run_as_nvrx(
+    alone: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [
+        "--job=j",
+        "--allocation=a",
+        "--ft-rank_section_timeouts",
+        "step:60",
+        "--check",
+        "train.py",
+    ]
+    monkeypatch.setattr("sys.argv", ["ft_launcher", *words])
+    assert ft_launcher() == 0
+    launched = capsys.readouterr()
+    assert main(["run", "--as-nvrx", *words]) == 0
+    assert capsys.readouterr() == launched
+    assert "--ft-rank-section-timeouts is taken as --limit step=60" in launched.err
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """NVRx's faults are those of `trainer_sdk.inject`, under its names."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -72,6 +73,28 @@ def test_the_numbers_are_those_of_nvrx() -> None:
         "GPU_ERROR", "GPU_SLEEP", "WORKLOAD_EXC", "ASYNC_EXC", "SIGNAL_EXC", "OS_ABORT",
         "LOCK_GIL", "SEGFAULT", "SIGINT", "SIGKILL", "SIGTERM", "SIGSTOP",
     ]  # fmt: skip
+
+
+def test_ranks_are_chosen_before_there_is_a_process_group(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """RANK and WORLD_SIZE say it, as with NVRx."""
+    made: list[int] = []
+    inject_fault.register_fault(
+        Fault.SIGKILL, lambda delay, callback: made.append(int(os.environ["RANK"]))
+    )
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    try:
+        for rank in range(8):
+            monkeypatch.setenv("RANK", str(rank))
+            inject_fault.inject_fault((Fault.SIGKILL,), 2, keep_alive=5, delay=0.0, seed=7)
+            inject_fault.inject_fault((Fault.SIGKILL,), 2, keep_alive=8, delay=0.0, seed=7)
+    finally:
+        inject_fault._handlers.clear()
+    assert len(made) == 2
+    assert set(made) < {5, 6, 7}
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "everstep: no fault is made: keep_alive 8 leaves none of 8 ranks to choose from"
 
 
 def test_inject_fault_chooses_by_its_seed() -> None:
