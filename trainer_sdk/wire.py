@@ -99,7 +99,16 @@ class Checkpointed(WireLine, frozen=True, kw_only=True):
     """The fields of the event's fact, without those that the agent adds."""
 
 
-SessionMessage = Paused | Resumed | StopSeen | Requested | Injected | Checkpointed
+class Hung(WireLine, frozen=True, kw_only=True):
+    """The rank stands still, and the monitor of its in-process restart ends it now."""
+
+    round: int
+    rank: int
+    limit_s: float
+    """The wrapper's `hard_timeout`, which has passed without progress."""
+
+
+SessionMessage = Paused | Resumed | StopSeen | Requested | Injected | Checkpointed | Hung
 """The messages of a script's session."""
 
 

@@ -34,6 +34,9 @@ SECONDARY = "secondary:"
 WAITS = f"{SECONDARY}waits"
 """The fingerprint of the stall of a rank that waits for others."""
 
+BY_MONITOR = "monitor"
+"""`rank_stalled.signal` of a rank that the monitor of its in-process restart ends."""
+
 CONSEQUENCE, PLAIN, NODE = 1, 2, 3
 """How much a report explains of the others: nothing, something, all."""
 

@@ -61,11 +61,19 @@ class AgentLink:
         """Send a datagram whose fields are JSON already; if that fails, it is counted."""
         if self._socket is None:
             return
-        line = f'{{"type":"{kind}",{fields},"round":{self._round},"rank":{self._rank}}}'
         try:
-            self._socket.send(line.encode())
+            self._socket.send(self.line(kind, fields).encode())
         except OSError:
             self.words[layout.DROPPED] += 1
+
+    def line(self, kind: str, fields: str) -> str:
+        """A datagram of this rank."""
+        return f'{{"type":"{kind}",{fields},"round":{self._round},"rank":{self._rank}}}'
+
+    def fileno(self) -> int:
+        """The socket, for a process that may speak for the rank; -1 without an agent's."""
+        fileno = getattr(self._socket, "fileno", None)
+        return -1 if fileno is None else int(fileno())
 
     def _open(self, environ: "Mapping[str, str]") -> None:
         try:

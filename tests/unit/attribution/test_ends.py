@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from everstep.messages import Case, NodeSign, OutsideAct, PastIncident, RankEnd
+from everstep.messages import Case, NodeSign, OutsideAct, PastIncident, RankEnd, Stall
 from everstep_services.attribution.analyzers import (
     ends,
     health,
@@ -47,6 +47,25 @@ async def test_a_rank_that_raised_is_the_culprit_and_its_peers_are_not() -> None
     assert (found.cause, found.ranks, found.nodes) == ("user_code", (3,), ())
     assert "ValueError: batch 17 has no labels at train.py:8 in step" in found.reason
     assert found.confidence > 0.8
+
+
+@pytest.mark.parametrize("signal", ["SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("is_fatal", [True, False])
+async def test_a_rank_that_its_own_monitor_ended_has_stood_still(
+    signal: str, *, is_fatal: bool
+) -> None:
+    """No scheduler has terminated it."""
+    stall = Stall(
+        rank=1, node="n0", fact="stalled", round=1, phase="heartbeat", waited_s=40.0, limit_s=40.0,
+        signal="monitor",
+    )  # fmt: skip
+    own = end(1, how="signal", signal=signal, exit_code=None)
+    of = case(ends=(own, lost_peer(0), lost_peer(2)))
+    found = await judged(replace(of, **{"stalls" if is_fatal else "warned_stalls": (stall,)}))
+    assert (found.cause, found.ranks) == ("unknown", (1,))
+    assert "rank 1 (n0) stood still for 40 s, so the monitor of its in-process" in found.reason
+    found = await judged(of)
+    assert "stood still" not in found.reason
 
 
 async def test_a_rank_that_exits_without_a_word_is_named_as_silent() -> None:

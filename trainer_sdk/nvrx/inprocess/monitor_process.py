@@ -5,6 +5,7 @@
 the rank is gone. It imports nothing but the standard library while the rank lives.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -72,7 +73,10 @@ class Monitor:
         return max(0.01, min(_LONGEST_POLL_S, float(self._settings["interval_s"]), left))
 
     def _kill(self) -> None:
-        """End the rank: SIGCONT and SIGTERM, then SIGKILL."""
+        """End the rank: SIGCONT and SIGTERM, then SIGKILL. An agent hears of it first."""
+        if os.getppid() == self._rank_pid and self._settings["agent"] >= 0:
+            with contextlib.suppress(OSError):  # it is gone, or does not read
+                os.write(self._settings["agent"], self._settings["hung"].encode())
         for number in (signal.SIGCONT, signal.SIGTERM):
             if not self._signal(number):
                 return

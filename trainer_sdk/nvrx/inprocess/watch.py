@@ -110,22 +110,27 @@ class MonitorLink:
 
     def __init__(self, wrapper: "Wrapper", state: "State", store: Any) -> None:
         rank = state.initial_rank or 0
+        link = session()._link  # noqa: SLF001 - the same package
+        hard_s = wrapper.hard_timeout.total_seconds()
         settings = {
             "pid": os.getpid(),
             "rank": rank,
-            "hard_s": wrapper.hard_timeout.total_seconds(),
+            "hard_s": hard_s,
             "grace_s": wrapper.termination_grace_time.total_seconds(),
             "interval_s": wrapper.monitor_process_interval.total_seconds(),
             "logfile": _filled(wrapper.monitor_process_logfile, rank),
             # Under an agent a lost process is the agent's: it starts all ranks again.
             "store": None if session().is_watched else place_of(store),
             "path": sys.path,
+            "agent": link.fileno(),
+            "hung": link.line("hung", f'"limit_s":{hard_s!r}'),
         }
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = subprocess.Popen(  # noqa: S603 - ours
             [sys.executable, "-P", "-S", monitor_process.__file__, json.dumps(settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
+            pass_fds=() if link.fileno() < 0 else (link.fileno(),),
             start_new_session=True,  # signals of the terminal are for the rank
         )
         pidfile = _filled(wrapper.monitor_process_pidfile, rank)

@@ -76,7 +76,7 @@ class Stall(Part, frozen=True, kw_only=True):
     step: Count | None = None
     """The last step that the rank finished."""
     signal: Name = ""
-    """What showed the rank's progress: `page` or `collectives`."""
+    """What showed the rank's progress: `page`, `collectives` or `monitor`."""
     blocked_in: str = ""
     """Where the rank waited."""
     process_state: str = ""

@@ -102,7 +102,8 @@ class RankStalled(RankFact, frozen=True, kw_only=True, tag="rank_stalled.v1"):
     """`start`, `first_step`, `heartbeat`, `step`, `section`, `checkpoint`, `evaluation`, `compile`
     or `exit`."""
     signal: Name = "page"
-    """What shows progress: `page` (sections and steps) or `collectives`."""
+    """What shows progress: `page` (sections and steps), `collectives`, or `monitor`: that of an
+    in-process restart, which ends the rank."""
     section: Name | None = None
     """The innermost section that is open; None when there is none."""
     step: Count | None = None

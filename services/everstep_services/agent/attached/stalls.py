@@ -13,8 +13,9 @@ from everstep_services.agent.stalls.judge import Moving, Stalled
 from everstep_services.agent.stalls.limits_table import LimitNotices, LineWriter
 from everstep_services.agent.stalls.monitor import MonitoredRanks, StallMonitor
 from everstep_services.agent.stalls.process_state import ProcessState
-from everstep_services.agent.stalls.recorder import limits_in, pause_fact
+from everstep_services.agent.stalls.recorder import hung, limits_in, pause_fact
 from everstep_services.agent.telemetry.facts import AgentFacts
+from trainer_sdk.wire import Hung
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class AttachedStalls:
     ) -> None:
         self._plan = plan
         self._bus = bus
+        self._clock = clock
         self._records = records
         self._order = order
         self._rank = rank
@@ -75,7 +77,10 @@ class AttachedStalls:
             self._announcer.group_waits(page.group_timeout_s)
 
     def said(self, event: RankSaid) -> None:
-        """A rank asks for a pause of the judgement, or for its end."""
+        """A rank asks for a pause of the judgement, or for its end; or its own monitor ends it."""
+        if isinstance(event.message, Hung):
+            self._stalled(*hung(event.rank, event.message, self._rank(event.rank), self._clock))
+            return
         fact = pause_fact(self._records, event, self.watch.state)
         if fact is not None:
             self._record(fact)

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
+from everstep.incident_causes import BY_MONITOR
 from everstep.messages import (
     BadMessageError,
     Fact,
@@ -30,7 +31,7 @@ from everstep_services.agent.stalls.monitor import MonitoredRanks, StallMonitor
 from everstep_services.agent.stalls.position import RankPosition
 from everstep_services.agent.stalls.process_state import ProcessState
 from everstep_services.agent.telemetry.facts import AgentFacts
-from trainer_sdk.wire import Paused, Resumed
+from trainer_sdk.wire import Hung, Paused, Resumed
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,20 @@ def pause_fact(records: AgentFacts, event: RankSaid, state: WatchState) -> Fact 
             return records.watch_changed(event.round, state, why)
         case _:
             return None
+
+
+def hung(
+    rank: int, message: Hung, watched: WatchedRank | None, clock: Clock
+) -> tuple[Stalled, ProcessState]:
+    """The stall of a rank that its own monitor ends; its process may be gone already."""
+    page = None if watched is None else watched.reading()
+    place = RankPosition(
+        rank, "heartbeat", clock.now() - message.limit_s,
+        Limit(message.limit_s, BY_HAND, "hard_timeout", "inprocess.Wrapper, which ends it"),
+        step=None if page is None else page.step, signal=BY_MONITOR,
+        pid=None if watched is None else watched.pid,
+    )  # fmt: skip
+    return Stalled(place, message.limit_s), ProcessState("", "")
 
 
 class StallRecorder:
@@ -122,7 +137,10 @@ class StallRecorder:
             self._announcer.group_waits(page.group_timeout_s)
 
     def said(self, event: RankSaid) -> None:
-        """A rank asks for a pause of the judgement, or for its end."""
+        """A rank asks for a pause of the judgement, or for its end; or its own monitor ends it."""
+        if isinstance(event.message, Hung):
+            self._stalled(*hung(event.rank, event.message, self._rank(event.rank), self._clock))
+            return
         fact = pause_fact(self._records, event, self.watch.state)
         if fact is not None:
             self._record(fact)

@@ -25,6 +25,7 @@ from everstep_services.attribution.analyzers.rank_ends import (
     match_in,
     match_of,
 )
+from everstep_services.attribution.analyzers.stalls import ended_by_monitor
 from everstep_services.attribution.domain.claims import (
     GENERAL,
     NODE_LOST,
@@ -84,6 +85,7 @@ _SILENT = (
     ", and wrote no error: its script called os._exit, or native code ended it. To know more, read "
     "its last lines (everstep logs JOB --rank {rank}), and print the reason before such a call"
 )
+_OF_MONITOR = frozenset({"SIGTERM", "SIGKILL"})
 _BY_SIGNAL = 128
 """A script that handles a signal exits with this and its number."""
 _ABORTED_FIRST = 0.55
@@ -178,7 +180,11 @@ def _saves(case: Case) -> Iterator[Claim]:
 
 
 def _ranks(case: Case) -> Iterator[Claim]:
-    ends = first_ends(case)
+    by_monitor = ended_by_monitor(case)
+    ends = [
+        end for end in first_ends(case)
+        if end.rank not in by_monitor or end.signal not in _OF_MONITOR
+    ]  # fmt: skip
     lost, roots = _told_apart(ends)
     if not roots:
         yield from _done(case, lost)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from everstep.incident_causes import BY_MONITOR
 from everstep.messages import Case, Stall
 from everstep.verdict_causes import VerdictCause
 from everstep_services.attribution.domain.claims import Claim
@@ -32,7 +33,7 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
     warned = _warned(incident.case)
     case = replace(incident.case, stalls=(*incident.case.stalls, *warned))
     ranks = {stall.rank for stall in warned if stall.fact != case.trigger_fact}
-    claims = [*_located(case), *_elsewhere(case), *_stalled(case)]
+    claims = [*_monitored(incident.case), *_located(case), *_elsewhere(case), *_stalled(case)]
     return [
         replace(claim, strength=_OF_WARNED * claim.strength)
         if claim.ranks and ranks >= {*claim.ranks}
@@ -46,6 +47,22 @@ def _warned(case: Case) -> Sequence[Stall]:
     fatal = {stall.rank for stall in case.stalls}
     newest = {stall.rank: stall for stall in case.warned_stalls if stall.rank not in fatal}
     return list(newest.values())
+
+
+def ended_by_monitor(case: Case) -> Mapping[int, Stall]:
+    """The ranks that the monitors of their in-process restarts have ended."""
+    stalls = (*case.warned_stalls, *case.stalls)
+    return {stall.rank: stall for stall in stalls if stall.signal == BY_MONITOR}
+
+
+def _monitored(case: Case) -> Iterator[Claim]:
+    for stall in list(ended_by_monitor(case).values())[:32]:
+        yield Claim(
+            cause="unknown", kind="stood_still", strength=0.85, ranks=(stall.rank,),
+            says=f"rank {stall.rank} ({stall.node}) stood still for {stall.waited_s:g} s, so the "
+            "monitor of its in-process restart ended it (hard_timeout)",
+            fact=stall.fact,
+        )  # fmt: skip
 
 
 def _located(case: Case) -> Iterator[Claim]:

@@ -7,10 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from everstep.messages import Fact, LimitsDocument, SectionLimit, StartRanks
+from everstep.messages import Fact, LimitsDocument, RankStalled, SectionLimit, StartRanks
 from everstep.messages.codec import encode
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.core.round_part import AgentTimeouts as Graces
+from everstep_services.agent.ranks.protocol import RankSaid
 from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.runtime.workdir import Workdir
@@ -25,6 +26,7 @@ from tests.unit.agent.run_plans import BUS, plan
 from tests.unit.agent.stalls.stalled_ranks import Clock, StallRank, clock_of_pages
 from tests.waiting import until_async
 from trainer_sdk import layout
+from trainer_sdk.wire import Hung
 
 ORDER = StartRanks(
     id="0" * 32, job="j", round=1, reason="", slot=0, slots=2, first_rank=0, ranks=1,
@@ -41,12 +43,13 @@ class Desk:
         self.rank = rank
         self.bus = MemoryBus(MemoryServer())
         self.facts: list[Fact] = []
+        self.agent = Agent(Graces(stop_grace_s=3, preempt_grace_s=600))
         clock = FakeClock()
         watched = WatchedRank(folder, rank.view_of_page)
         self.stalls = StallRecorder(
             made,
             self.bus,
-            Agent(Graces(stop_grace_s=3, preempt_grace_s=600)),
+            self.agent,
             {0: watched}.get,
             AgentFacts("j", "n", clock),
             Workdir(made, folder / "runtime", {}, None),
@@ -204,3 +207,20 @@ def test_what_people_have_set_holds_for_another_configuration_too() -> None:
     assert limits_in(encode(document), "other") == document
     learned = msgspec.structs.replace(document, limits=document.limits[1:])
     assert limits_in(encode(learned), "this") is None
+
+
+def test_a_rank_that_its_own_monitor_ends_has_stalled(
+    run: RunPlan, rank: StallRank, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The monitor of an in-process restart says so before it kills the rank."""
+    desk = Desk(run, rank, ExternalLimits())
+    desk.stalls.said(RankSaid(1, 0, Hung(round=1, rank=0, limit_s=40.0)))
+    assert desk.facts == []  # nothing runs
+    desk.agent.ordered(ORDER)
+    desk.stalls.said(RankSaid(1, 0, Hung(round=1, rank=0, limit_s=40.0)))
+    (fact,) = (fact for fact in desk.facts if isinstance(fact, RankStalled))
+    assert (fact.rank, fact.waited_s, fact.limit_name) == (0, 40.0, "hard_timeout")
+    assert (fact.signal, fact.limit_origin) == ("monitor", "inprocess.Wrapper, which ends it")
+    assert (
+        "limit for hard_timeout 40 s, inprocess.Wrapper, which ends it" in capsys.readouterr().err
+    )

@@ -2,13 +2,16 @@
 
 import datetime
 import json
+import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
+from tests.unit.trainer_sdk.script_ranks import RANK, ROUND, script_rank
 from trainer_sdk.nvrx.inprocess import plugins
 from trainer_sdk.nvrx.inprocess.compose import Compose
 from trainer_sdk.nvrx.inprocess.interruption import Interruptible, RankShouldRestart
@@ -37,6 +40,7 @@ from trainer_sdk.nvrx.inprocess.rank_assignment import (
 from trainer_sdk.nvrx.inprocess.state import FrozenState, Mode, RestartAbort, State
 from trainer_sdk.nvrx.inprocess.state import TimeoutError as PluginTimeoutError
 from trainer_sdk.nvrx.inprocess.wrapper import Wrapper
+from trainer_sdk.wire import Hung
 
 WITHIN_S = 60.0
 RESERVE, BACKFILL = LayerFlag.RESERVE, LayerFlag.BACKFILL
@@ -347,3 +351,28 @@ def test_a_tree_looks_at_each_rank_once_a_layer_however_many_are_lost(flag: Laye
     found = tree(RankAssignmentCtx(State(0, size), shared, set(range(1, size, 4))))
     assert found.state.world_size == size * 3 // 4
     assert 0 < looked <= layers * size
+
+
+HANGS = """
+import time
+from datetime import timedelta
+from trainer_sdk.nvrx.inprocess.state import State
+from trainer_sdk.nvrx.inprocess.watch import MonitorLink
+from trainer_sdk.nvrx.inprocess.wrapper import Wrapper
+soon = timedelta(seconds=0.1)
+wrapper = Wrapper(
+    monitor_process_interval=soon, monitor_thread_interval=soon, progress_watchdog_interval=soon,
+    soft_timeout=2 * soon, hard_timeout=4 * soon,
+)
+MonitorLink(wrapper, State(3, 4), None)
+time.sleep(1000)
+"""
+
+
+def test_the_monitor_tells_the_agent_before_it_ends_a_rank(tmp_path: Path) -> None:
+    """Otherwise nobody would know that it was no scheduler."""
+    with script_rank(tmp_path) as rank, rank.start("-c", HANGS) as process:
+        _, err = process.communicate(timeout=WITHIN_S)
+        assert process.returncode == -signal.SIGTERM
+        assert "everstep: rank 3 has stood still" in err
+        assert rank.messages()[1:] == [Hung(round=ROUND, rank=RANK, limit_s=0.4)]
