@@ -108,7 +108,22 @@ class Hung(WireLine, frozen=True, kw_only=True):
     """The wrapper's `hard_timeout`, which has passed without progress."""
 
 
-SessionMessage = Paused | Resumed | StopSeen | Requested | Injected | Checkpointed | Hung
+class Restarted(WireLine, frozen=True, kw_only=True):
+    """All ranks have restarted in their processes because of this rank."""
+
+    round: int
+    rank: int
+    reason: str
+    """What the rank did."""
+    waited_s: float
+    """How long it had made no progress; 0 if it raised an exception."""
+    took_s: float
+    """The time from there until all ranks had met again."""
+
+
+SessionMessage = (
+    Paused | Resumed | StopSeen | Requested | Injected | Checkpointed | Hung | Restarted
+)
 """The messages of a script's session."""
 
 

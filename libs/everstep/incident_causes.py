@@ -20,6 +20,7 @@ IncidentCause = Literal[
     "operator",
     "grow",
     "document_lost",
+    "restarted_in_process",
     "done",
     "other",
 ]
@@ -34,6 +35,7 @@ SECONDARY = "secondary:"
 WAITS = f"{SECONDARY}waits"
 """The fingerprint of the stall of a rank that waits for others."""
 
+IN_PROCESS: IncidentCause = "restarted_in_process"
 BY_MONITOR = "monitor"
 """`rank_stalled.signal` of a rank that the monitor of its in-process restart ends."""
 
@@ -97,6 +99,8 @@ def _row(cause: IncidentCause) -> CauseMeaning:  # noqa: C901, PLR0911  a table,
             return CauseMeaning(opens_incident=False, evidence="none")
         case "document_lost" | "other":
             return CauseMeaning()
+        case "restarted_in_process":  # the script's own wrapper did it: no process has ended
+            return CauseMeaning(evidence="none")
         case _:
             assert_never(cause)
 

@@ -13,7 +13,9 @@ import pytest
 from everstep_services.agent.settings import KINDS
 from everstep_services.cli.errors import CliError
 from tests.e2e.cluster import Body, Cluster
+from tests.e2e.ports import free_port
 from tests.e2e.processes import (
+    ROOT,
     SCRIPTS,
     Process,
     alive,
@@ -24,9 +26,11 @@ from tests.e2e.processes import (
     tagged,
 )
 from tests.waiting import until
+from trainer_sdk.nvrx import aliases
 
 SCRIPT = str(SCRIPTS / "launched.py")
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
+WRAPPED = str(ROOT / "tests" / "integration" / "nvrx" / "scripts" / "wrapped_ranks.py")
 LIMITS = "data=8,outside=30,first-step=30"
 
 
@@ -369,3 +373,19 @@ def test_torchrun_starts_its_ranks_again_in_the_next_round(launched: Launched) -
     assert (incident["rank"], incident["outcome"]) == (1, "recovered")
     assert not cluster.facts("rank_stalled")
     launched.until_nothing_is_left()
+
+
+@pytest.mark.variant
+def test_a_restart_in_the_processes_is_an_incident(launched: Launched) -> None:
+    """NVRx's wrapper, with Everstep's modules in place of NVRx's, under another launcher."""
+    meeting = {
+        "PYTHONPATH": os.pathsep.join([aliases.FOLDER, str(ROOT)]), "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()), "TORCHELASTIC_RESTART_COUNT": "0",
+    }  # fmt: skip
+    command = python(WRAPPED, launched.where, "0", "raises")
+    ranks = [launched.start(*command, **place(rank, 2), **meeting) for rank in range(2)]
+    opened = launched.cluster.until_fact("incident_opened")
+    assert (opened["trigger"], opened["rank"]) == ("restarted_in_process", 1)
+    assert opened["reason"] == "rank 1 raised RuntimeError: on purpose"
+    assert launched.cluster.until_fact("incident_closed")["outcome"] == "recovered"
+    assert [rank.wait() for rank in ranks] == [0, 0]

@@ -65,3 +65,7 @@ def test_a_wrapped_function_restarts_in_its_process_or_by_the_agent(
     iteration = int(fault == "raises")
     ends = [json.loads((training / f"end-{rank}").read_text()) for rank in range(2)]
     assert ends == [[iteration, rank, 2, 12] for rank in range(2)]
+    opened = cluster.until_fact("incident_opened")
+    assert opened["trigger"] == ("restarted_in_process" if fault == "raises" else "rank_exited")
+    assert opened["rank"] == 1
+    assert cluster.until_fact("incident_closed")["outcome"] == "recovered"

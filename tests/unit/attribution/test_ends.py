@@ -68,6 +68,22 @@ async def test_a_rank_that_its_own_monitor_ended_has_stood_still(
     assert "stood still" not in found.reason
 
 
+@pytest.mark.parametrize(
+    ("reason", "cause", "kind"),
+    [
+        ("rank 1 raised RuntimeError: on purpose", "user_code", "python_exception"),
+        ("rank 1 made no progress for 60 s", "unknown", "stood_still"),
+        ("rank 1 raised OutOfMemoryError: CUDA out of memory. Tried", "user_code", "gpu_oom"),
+    ],
+)
+async def test_what_a_rank_did_before_all_restarted_in_their_processes(
+    reason: str, cause: str, kind: str
+) -> None:
+    found = await judged(case(trigger="restarted_in_process", rank=1, reason=reason))
+    assert (found.cause, found.kind, found.ranks) == (cause, kind, (1,))
+    assert found.reason.startswith(f"{reason}; all ranks restarted in their processes")
+
+
 async def test_a_rank_that_exits_without_a_word_is_named_as_silent() -> None:
     """Its exit code, that it wrote nothing, and what to do to know more."""
     silent = end(1, exit_code=1, step=4)

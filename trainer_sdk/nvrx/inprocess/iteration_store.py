@@ -44,6 +44,11 @@ class IterationStore:
             (int(rank), str(kind)) for rank, kind in map(json.loads, self._all("interruptions"))
         ]
 
+    def first_to_interrupt(self) -> int:
+        """The rank whose interruption came first; waits until there is one."""
+        rank, _ = json.loads(*self.take(["interruptions/1"]))
+        return int(rank)
+
     def lose(self, rank: int) -> None:
         """Record that a rank takes part in no further iteration."""
         self._append("lost", str(rank))

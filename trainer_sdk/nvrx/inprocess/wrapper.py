@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ from trainer_sdk.nvrx.inprocess.state import FrozenState, HealthCheckError, Mode
 from trainer_sdk.nvrx.inprocess.stores import TCPStore
 from trainer_sdk.nvrx.inprocess.watch import IterationWatch, MonitorLink
 from trainer_sdk.rank_session import session
-from trainer_sdk.sdk_log import warn
+from trainer_sdk.sdk_log import quoted, warn
 
 _PLUGINS: "Mapping[str, type]" = {
     "initialize": Initialize,
@@ -287,8 +288,9 @@ class CallWrapper:
             try:
                 return self._interruptible.call(lambda: self._attempt(shared, rank, function))
             except RankShouldRestart:
-                pass
+                since = monotonic()
             except Exception as error:  # noqa: BLE001 - all ranks restart
+                since = monotonic()
                 if not shared.is_interrupted():  # else it follows from another rank's end
                     self.state.fn_exception = error
                     text = f"{type(error).__name__}: {error}"
@@ -298,7 +300,21 @@ class CallWrapper:
         session().end_all()
         session().heartbeat()
         self._recover(shared, rank)
+        if session().is_watched:
+            self._report(shared, rank, monotonic() - since)
         raise _Again
+
+    def _report(self, shared: IterationStore, rank: int, took_s: float) -> None:
+        """Have the agent of the rank that was the first to interrupt record the restart."""
+        if shared.first_to_interrupt() != rank:
+            return
+        error, waited_s = self.state.fn_exception, 0.0
+        reason = f"raised {type(error).__name__}: {error}"
+        if error is None:
+            waited_s = self.wrapper.soft_timeout.total_seconds()
+            reason = f"made no progress for {waited_s:g} s"
+        fields = f'"waited_s":{waited_s!r},"took_s":{took_s:.3f},"reason":{quoted(reason)}'
+        session()._link.send("restarted", fields)  # noqa: SLF001 - the same package
 
     def _attempt(self, shared: IterationStore, rank: int, function: Callable[[], Any]) -> Any:
         """One attempt: the function, and the barrier that all ranks reach if all complete it."""

@@ -22,7 +22,8 @@ class IncidentOpened(IncidentFact, frozen=True, kw_only=True, tag="incident_open
     """The first sign of trouble; rendezvous sends this with the report that ended the round."""
 
     trigger: Name
-    """The kind of the first report: `rank_exited`, `rank_stalled`, `node_lost` …"""
+    """The kind of the first report: `rank_exited`, `rank_stalled`, `node_lost`,
+    `restarted_in_process` …"""
     reason: str
     """What happened, to which rank or node, and which limit was passed."""
     trigger_fact: Name | None = None

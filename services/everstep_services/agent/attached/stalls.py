@@ -15,7 +15,7 @@ from everstep_services.agent.stalls.monitor import MonitoredRanks, StallMonitor
 from everstep_services.agent.stalls.process_state import ProcessState
 from everstep_services.agent.stalls.recorder import hung, limits_in, pause_fact
 from everstep_services.agent.telemetry.facts import AgentFacts
-from trainer_sdk.wire import Hung
+from trainer_sdk.wire import Hung, Restarted
 
 log = logging.getLogger(__name__)
 
@@ -77,9 +77,14 @@ class AttachedStalls:
             self._announcer.group_waits(page.group_timeout_s)
 
     def said(self, event: RankSaid) -> None:
-        """A rank asks for a pause of the judgement, or for its end; or its own monitor ends it."""
+        """A rank asks for a pause of the judgement, or its end; or its wrapper restarted it."""
         if isinstance(event.message, Hung):
             self._stalled(*hung(event.rank, event.message, self._rank(event.rank), self._clock))
+            return
+        if isinstance(event.message, Restarted):
+            order = self._order(event.rank)
+            for told in self._records.restarted(order, event.rank, event.message):
+                self._record(told)
             return
         fact = pause_fact(self._records, event, self.watch.state)
         if fact is not None:

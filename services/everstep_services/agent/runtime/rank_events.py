@@ -38,7 +38,7 @@ from everstep_services.agent.telemetry.evidence import EvidenceCollection, Evide
 from everstep_services.agent.telemetry.facts import AgentFacts
 from everstep_services.agent.telemetry.progress import ProgressReader
 from everstep_services.agent.telemetry.saves import CoordinatedSaves
-from trainer_sdk.wire import Checkpointed, Injected, Requested, StopSeen
+from trainer_sdk.wire import Checkpointed, Injected, Requested, Restarted, StopSeen
 
 log = logging.getLogger(__name__)
 
@@ -201,6 +201,10 @@ class RankEvents:
         match event.message:
             case Injected() as message:
                 observers.record(observers.records.fault_injected(order, event.rank, message))
+            case Restarted() as message:
+                step = observers.progress.step(event.rank)
+                for fact in observers.records.restarted(order, event.rank, message, step):
+                    observers.record(fact)
             case Requested() as message:
                 observers.requests.hear(message)
             case Checkpointed() as message:

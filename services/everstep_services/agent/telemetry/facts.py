@@ -6,11 +6,15 @@ from pathlib import Path
 
 from everstep.clock import Clock
 from everstep.ids import new_id
+from everstep.incident_causes import IN_PROCESS
 from everstep.messages import (
     BlobRef,
     CheckResult,
     EvidenceCollected,
     FaultInjected,
+    IncidentClosed,
+    IncidentOpened,
+    Ledger,
     MeasureNetwork,
     NetworkLink,
     NetworkMeasured,
@@ -43,7 +47,7 @@ from everstep_services.agent.ranks.protocol import Stopped
 from everstep_services.agent.stalls.judge import Moving, Stalled, WatchState
 from everstep_services.agent.stalls.process_state import ProcessState
 from everstep_services.agent.telemetry.step_figures import NO_FIGURES, StepFigures
-from trainer_sdk.wire import Injected
+from trainer_sdk.wire import Injected, Restarted
 
 _FIRST_NAMESPACE = 0xEFFFFFFC
 """The kernel's number of the namespace of processes that it starts with."""
@@ -272,6 +276,23 @@ class AgentFacts:
             target=injected.target,
             lasts_s=injected.lasts_s,
         )
+
+    def restarted(
+        self, order: StartRanks, rank: int, restarted: Restarted, step: int | None = None
+    ) -> tuple[IncidentOpened, IncidentClosed]:
+        """The incident of a restart in the ranks' processes, which is over when it is heard of."""
+        cause, incident = f"rank {rank} {restarted.reason}", new_id()
+        reason = f"{cause}; all ranks restarted in their processes"
+        opened = IncidentOpened(
+            **self._of_round(order.round), incident=incident, trigger=IN_PROCESS, reason=cause,
+            node=self._node, rank=rank, step=step,
+        )  # fmt: skip
+        ledger = Ledger(detect_s=restarted.waited_s, other_s=restarted.took_s)
+        closed = IncidentClosed(
+            **self._of_round(order.round), incident=incident, outcome="recovered", reason=reason,
+            ledger=ledger, next_round=order.round,
+        )  # fmt: skip
+        return opened, closed
 
     def node_checked(self, done: NodeExamination) -> NodeCheckFinished:
         return NodeCheckFinished(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from everstep.incident_causes import meaning_of
+from everstep.incident_causes import IN_PROCESS, meaning_of
 from everstep.messages import Case, NodeSign, RankEnd
 from everstep.verdict_causes import DETERMINISTIC_CAUSES, VerdictCause
 from everstep_services.attribution.analyzers import refused_memory
@@ -25,7 +25,7 @@ from everstep_services.attribution.analyzers.rank_ends import (
     match_in,
     match_of,
 )
-from everstep_services.attribution.analyzers.stalls import ended_by_monitor
+from everstep_services.attribution.analyzers.stalls import STILL, ended_by_monitor
 from everstep_services.attribution.domain.claims import (
     GENERAL,
     NODE_LOST,
@@ -85,6 +85,8 @@ _SILENT = (
     ", and wrote no error: its script called os._exit, or native code ended it. To know more, read "
     "its last lines (everstep logs JOB --rank {rank}), and print the reason before such a call"
 )
+_RAISED_BY = re.compile(r"rank \d+ raised ")
+_IN_PROCESS = 0.75
 _OF_MONITOR = frozenset({"SIGTERM", "SIGKILL"})
 _BY_SIGNAL = 128
 """A script that handles a signal exits with this and its number."""
@@ -109,7 +111,7 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
 
 
 def _of_case(case: Case) -> list[Claim]:
-    return [*from_outside(case), *_nodes(case), *_ranks(case), *_saves(case)]
+    return [*from_outside(case), *_nodes(case), *_ranks(case), *_saves(case), *_in_process(case)]
 
 
 # --- nodes ---
@@ -177,6 +179,23 @@ def _saves(case: Case) -> Iterator[Claim]:
 
 
 # --- ranks ---
+
+
+def _in_process(case: Case) -> Iterator[Claim]:
+    """What a rank did, if all ranks restarted in their processes: no rank has ended."""
+    if case.trigger != IN_PROCESS or case.rank is None:
+        return
+    text, match = clean(case.reason), match_in(case.reason)
+    has_raised = _RAISED_BY.match(case.reason) is not None
+    cause: VerdictCause = "user_code" if has_raised else "unknown"
+    kind = GENERAL if has_raised else STILL
+    if match is not None and match.rule.role == "root":
+        cause, kind = _cause(match), match.rule.failure_class
+    yield Claim(
+        cause=cause, kind=kind, says=f"{text}; all ranks restarted in their processes",
+        strength=_IN_PROCESS, ranks=(case.rank,), fact=case.trigger_fact,
+        fingerprint=f"{kind}:{_ACCIDENT.sub('n', text)}"[:200],
+    )  # fmt: skip
 
 
 def _ranks(case: Case) -> Iterator[Claim]:

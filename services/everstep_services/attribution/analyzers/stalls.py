@@ -20,6 +20,7 @@ _SECTIONS: Mapping[str, tuple[VerdictCause, str]] = {
     "save": ("storage", "stuck_checkpoint"),
     "restore": ("storage", "stuck_restore"),
 }
+STILL = "stood_still"
 _OF_WARNED = 0.6
 """The factor for a stall that neither ended a round nor opened the incident."""
 _COLLECTIVE = re.compile(
@@ -58,7 +59,7 @@ def ended_by_monitor(case: Case) -> Mapping[int, Stall]:
 def _monitored(case: Case) -> Iterator[Claim]:
     for stall in list(ended_by_monitor(case).values())[:32]:
         yield Claim(
-            cause="unknown", kind="stood_still", strength=0.85, ranks=(stall.rank,),
+            cause="unknown", kind=STILL, strength=0.85, ranks=(stall.rank,),
             says=f"rank {stall.rank} ({stall.node}) stood still for {stall.waited_s:g} s, so the "
             "monitor of its in-process restart ended it (hard_timeout)",
             fact=stall.fact,

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from tests.e2e.ports import free_port
 from tests.unit.trainer_sdk.script_ranks import RANK, ROUND, script_rank
+from trainer_sdk.nvrx import aliases
 from trainer_sdk.nvrx.inprocess import plugins
 from trainer_sdk.nvrx.inprocess.compose import Compose
 from trainer_sdk.nvrx.inprocess.interruption import Interruptible, RankShouldRestart
@@ -40,9 +42,10 @@ from trainer_sdk.nvrx.inprocess.rank_assignment import (
 from trainer_sdk.nvrx.inprocess.state import FrozenState, Mode, RestartAbort, State
 from trainer_sdk.nvrx.inprocess.state import TimeoutError as PluginTimeoutError
 from trainer_sdk.nvrx.inprocess.wrapper import Wrapper
-from trainer_sdk.wire import Hung
+from trainer_sdk.wire import Hung, Restarted
 
 WITHIN_S = 60.0
+RESTARTING = Path(__file__).parents[3] / "integration/nvrx/scripts/restarting.py"
 RESERVE, BACKFILL = LayerFlag.RESERVE, LayerFlag.BACKFILL
 
 
@@ -376,3 +379,23 @@ def test_the_monitor_tells_the_agent_before_it_ends_a_rank(tmp_path: Path) -> No
         assert process.returncode == -signal.SIGTERM
         assert "everstep: rank 3 has stood still" in err
         assert rank.messages()[1:] == [Hung(round=ROUND, rank=RANK, limit_s=0.4)]
+
+
+def test_the_first_rank_that_interrupts_reports_the_restart_to_its_agent(tmp_path: Path) -> None:
+    with script_rank(tmp_path) as rank:
+        rank.environ |= {
+            "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()), "PYTHONPATH": aliases.FOLDER,
+        }  # fmt: skip
+        with rank.start(str(RESTARTING), "2") as process:
+            assert process.wait(WITHIN_S) == 0
+        restarts = [told for told in rank.messages() if isinstance(told, Restarted)]
+    assert [told.reason for told in restarts] == ["raised RuntimeError: again"] * 2
+    assert all(told.waited_s == 0 < told.took_s for told in restarts)
+
+
+def test_the_first_interruption_is_the_reason() -> None:
+    store = store_of(3)
+    store.interrupt(2, "SOFT_TIMEOUT")
+    store.interrupt(1, "EXCEPTION")
+    assert store.first_to_interrupt() == 2
