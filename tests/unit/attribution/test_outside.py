@@ -68,6 +68,23 @@ async def test_each_fault_explains_what_it_brings_about(
 
 
 @pytest.mark.parametrize(
+    ("fault", "at_s", "reason", "cause"),
+    [
+        ("exception", -60.0, "rank 3 raised InjectedError: injected", "injected"),
+        ("hang", -60.0, "rank 3 made no progress for 60 s", "injected"),
+        ("kill", -60.0, "rank 3 raised ValueError: bad batch", "user_code"),
+    ],
+)
+async def test_a_restart_in_the_processes_may_be_injected_too(
+    fault: str, at_s: float, reason: str, cause: str
+) -> None:
+    acts = (act(fault, at_s),)
+    of = case(trigger="restarted_in_process", rank=3, reason=reason, outside=acts)
+    found = await judged(in_time(of))
+    assert (found.cause, found.ranks) == (cause, (3,))
+
+
+@pytest.mark.parametrize(
     "of",
     [
         case(
