@@ -11,6 +11,7 @@ Releases only add fields; a field with a changed meaning needs a new magic.
     words 64-351     8 lanes: for each thread, its open sections, and since when
     words 352-863    64 sections: their counts and longest times
     words 864-1007   24 reported values
+    words 1008-1023  more fields of the rank
     words 1024-5119  64 rings of the latest 64 durations of each section, doubles
     words 5120-5631  64 names of sections
     words 5632-6143  a ring of the latest 512 durations of steps, doubles; without long phases
@@ -86,6 +87,8 @@ VALUES_AT = 864
 VALUES_MOST = 24
 VALUE_WORDS = 6  # 4 for the name, then the value as a double, then when
 VALUE_NAME_BYTES = 32
+
+NUMBERED = 1008  # 1 once the script has given the number of a step, or of the one it resumes after
 
 RINGS_AT = 1024
 RING_ENTRIES = 64

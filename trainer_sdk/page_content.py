@@ -81,6 +81,8 @@ class PageReading:
     """The number of first steps that may take long; 0 if not given."""
     closed_s: float = 0.0
     """When the session was closed; 0 before."""
+    is_numbered: bool = False
+    """Whether the script numbers its steps: then those of two rounds can be compared."""
     exit_code: int | None = None
     """The exit code of the script, as far as the script decides it; None while it runs, and if
     it is unknown."""

@@ -153,6 +153,7 @@ class Session:
         """Note that the training resumes after this step, and goes up to `total` steps."""
         self._step = self._given(step, self._step)
         self._link.resumed_at = self._step
+        self._words[layout.NUMBERED] = 1
         if total is not None:
             self._words[layout.TOTAL_STEPS] = self._given(total, 0)
 
@@ -289,6 +290,8 @@ class Session:
         table.stepped = now
         table.long_s = 0.0
         self._step = step = self._step + 1 if number is None else self._given(number)
+        if number is not None:
+            words[layout.NUMBERED] = 1
         self._steps = max(1, words[_STEPS])
         words[layout.COUNTED_BY] = layout.BY_SDK
         words[layout.LONGEST_STEP_NS] = 0

@@ -158,10 +158,14 @@ class AgentStatus:
         )
 
     def _step(self, tell: SendReport) -> int | None:
-        """The step of a report: the last one, unless the event has one that the script numbered."""
-        last = self._progress.last_step()
-        has_own = tell.event == "reached" or (tell.event == "first_step" and last is not None)
-        return tell.step if has_own else last
+        """The step of a report: the last one, unless the event has one of its own.
+
+        A first step that the script has not numbered cannot be compared with earlier rounds.
+        """
+        if tell.event == "first_step":
+            is_numbered = tell.rank is not None and self._progress.is_numbered(tell.rank)
+            return tell.step if is_numbered else None
+        return tell.step if tell.event == "reached" else self._progress.last_step()
 
     def report(self, tell: SendReport, slot: int, fact: str | None) -> Report:
         """Report an event, and ask for its meaning for the round."""

@@ -179,10 +179,10 @@ class RankEvents:
     def _stepped(self, order: StartRanks, event: RankStepped) -> None:
         observers = self._observers
         with unharmed("the record of a first step"):
-            first = observers.progress.stepped(order, event.step)
+            first = observers.progress.stepped(order, event.rank, event.step)
             if first is not None:
                 observers.record(first)
-                if again := observers.progress.steps_again(order, event.step):
+                if again := observers.progress.steps_again(order, event.rank, event.step):
                     self._workdir.say(again, is_warning=True)
         with unharmed("the limits of a first step"):
             observers.stalls.stepped(event.rank)

@@ -66,8 +66,8 @@ class ProgressReader:
         """A rank has started."""
         self.warm_ranks += event.start == "warm"
 
-    def stepped(self, order: StartRanks, step: int) -> ProgressMade | None:
-        """The fact that the training steps again, from slot 0."""
+    def stepped(self, order: StartRanks, rank: int, step: int) -> ProgressMade | None:
+        """The fact that the training steps again, from slot 0: a rank has made its first step."""
         if order.slot != 0 or self._said_step:
             return None
         self._said_step = step
@@ -75,21 +75,22 @@ class ProgressReader:
         took_s, self._said_at = now - self._said_at, now
         return self._records.progress_made(
             order, step, is_first=True, steps=1, steps_s=round(took_s, 6),
-            is_counted_anew=self._is_counted_anew(order),
-            lost_steps=steps_again(self._numbered(order, step), order.reached_step) or 0,
+            is_counted_anew=not self.is_numbered(rank),
+            lost_steps=steps_again(self._numbered(rank, step), order.reached_step) or 0,
             figures=self._figures(order.first_rank, 1),
         )  # fmt: skip
 
-    def steps_again(self, order: StartRanks, step: int) -> str:
+    def steps_again(self, order: StartRanks, rank: int, step: int) -> str:
         """What people must know of the first step of a round; empty for nothing."""
-        return steps_again_in_words(order.round, self._numbered(order, step), order.reached_step)
+        return steps_again_in_words(order.round, self._numbered(rank, step), order.reached_step)
 
-    def _numbered(self, order: StartRanks, step: int) -> int | None:
-        return None if self._is_counted_anew(order) else step
+    def is_numbered(self, rank: int) -> bool:
+        """Whether the script of this rank numbers its steps; otherwise they count anew."""
+        page = self._page(rank)
+        return page is not None and page.is_numbered
 
-    def _is_counted_anew(self, order: StartRanks) -> bool:
-        page = self._page(order.first_rank)
-        return page is None or page.counted_by is not CountedBy.SDK
+    def _numbered(self, rank: int, step: int) -> int | None:
+        return step if self.is_numbered(rank) else None
 
     def step(self, rank: int) -> int | None:
         """The last step of a rank in this round, as its page shows."""
@@ -102,11 +103,7 @@ class ProgressReader:
         return {rank: page.pid for rank, page in pages.items() if page is not None and page.pid}
 
     def last_step(self) -> int | None:
-        """The highest step of our ranks in this round, if the script numbers its steps.
-
-        Steps that the SDK or the agent counts begin anew in each round: they say nothing about
-        earlier rounds.
-        """
+        """The highest step of our ranks in this round, if the SDK counts them."""
         steps = [page.step for page in self._pages() if page.counted_by is CountedBy.SDK]
         if steps:
             self._last_step = (
@@ -182,7 +179,7 @@ class ProgressReader:
         self._said_step, self._said_at = step, now
         yield self._records.progress_made(
             order, step, is_first=False, steps=steps, steps_s=round(took_s, 6),
-            is_counted_anew=self._is_counted_anew(order),
+            is_counted_anew=not self.is_numbered(order.first_rank),
             figures=self._figures(order.first_rank, steps),
         )  # fmt: skip
 

@@ -36,9 +36,32 @@ def test_a_round_that_begins_anew_reports_the_steps_that_it_makes_again(tmp_path
         restarted = StallRank(tmp_path / "2", 0, pages)
         watched[0] = WatchedRank(tmp_path, restarted.view_of_page)
         assert progress.last_step() is None, "nothing of the round before"
-        restarted.run.step()
-        first = progress.stepped(again, 1)
+        restarted.run.step(1)
+        first = progress.stepped(again, 0, 1)
         assert first is not None
         assert (first.lost_steps, first.is_counted_anew) == (9, False)
-        assert "does not resume; 9 steps are made again" in progress.steps_again(again, 1)
-        assert progress.steps_again(again, 10) == ""
+        assert "does not resume; 9 steps are made again" in progress.steps_again(again, 0, 1)
+        assert progress.steps_again(again, 0, 10) == ""
+        assert progress.steps_again(again, 1, 1) == "", "that rank has not stepped"
+
+
+def test_a_script_that_does_not_number_its_steps_may_resume_anywhere(tmp_path: Path) -> None:
+    """It resumes by its own means, and nobody is told that it does not."""
+    pages, clock, agent = Clock(), FakeClock(), Agent(AgentTimeouts())
+    order = replace(start(), slot=0, first_rank=0, round=2, reached_step=26)
+    agent.ordered(order)
+    with clock_of_pages(pages):
+        rank = StallRank(tmp_path, 0, pages)
+        none = cast("Any", None)
+        watched = {0: WatchedRank(tmp_path, rank.view_of_page)}
+        progress = ProgressReader(
+            none, agent, watched.get, AgentFacts("j", "n", clock), clock, none
+        )
+        progress.begins(order)
+        rank.run.step()
+        first = progress.stepped(order, 0, 1)
+        assert first is not None
+        assert (first.lost_steps, first.is_counted_anew) == (0, True)
+        assert progress.steps_again(order, 0, 1) == ""
+        rank.run.start_at(24)
+        assert progress.is_numbered(0)
