@@ -46,7 +46,7 @@ _SIGNALS: Mapping[str, tuple[VerdictCause, str, float, str]] = {
         "unknown",
         "killed",
         0.75,
-        "was killed from outside by a person, a tool or the kernel; no evidence shows by which",
+        "was killed: by itself, a person, a tool or the kernel; no evidence shows by which",
     ),
     # In unknown native code: the script's extensions, a library, or broken memory.
     "SIGSEGV": ("unknown", "segfault", 0.75, "read or wrote memory that is not its own"),
