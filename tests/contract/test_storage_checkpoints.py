@@ -1,5 +1,6 @@
 """Checkpoints in a storage: what is there, whether it is what was saved, how they are pulled."""
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -227,3 +228,14 @@ def test_nothing_is_pulled_among_another_jobs_checkpoints(
     storage_for(str(to)).put("owner.json", [msgspec.json.encode({"job": "other"})])
     with pytest.raises(StorageError, match="has checkpoints of other, not of llama"):
         pull(storage, one, str(to))
+
+
+def test_a_manifest_that_is_no_file_hides_no_other_checkpoint(tmp_path: Path) -> None:
+    for step in (100, 200):
+        save(str(tmp_path), JOB, step)
+    manifest = tmp_path / step_name(200) / MANIFEST
+    manifest.unlink()
+    os.mkfifo(manifest)
+    newest, older = stored_checkpoints(storage_for(str(tmp_path)))
+    assert (newest.step, older.step, older.flaw) == (200, 100, "")
+    assert "it is a FIFO, not a regular file" in newest.flaw

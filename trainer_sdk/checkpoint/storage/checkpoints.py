@@ -30,6 +30,7 @@ from trainer_sdk.checkpoint.storage.pickle_data import UnreadableBytesError
 from trainer_sdk.checkpoint.storage.pickled_values import values_in, why_unread
 from trainer_sdk.checkpoint.storage.port import (
     ByteRange,
+    IrregularFileError,
     MissingError,
     Octets,
     Storage,
@@ -147,6 +148,8 @@ def look(storage: Storage, step: int) -> StoredCheckpoint | None:
         octets = storage.read(f"{folder}/{MANIFEST}")
     except MissingError:
         return None
+    except IrregularFileError as error:
+        return StoredCheckpoint(step, place, None, "", str(error), pinned, quarantined)
     manifest, flaw = None, ""
     try:
         manifest = decode(octets, Manifest, f"{place}/{MANIFEST}")

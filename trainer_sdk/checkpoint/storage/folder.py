@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from io import FileIO
 
 from trainer_sdk.checkpoint.storage.port import (
+    IrregularFileError,
     MissingError,
     Octets,
     StorageError,
@@ -270,7 +271,8 @@ def _clear_errors(path: str, done: str) -> Generator[None]:
         raise MissingError(f"{path} is not there") from error
     except OSError as error:
         remedy = _REMEDIES.get(error.errno or 0, "look at the file system")
-        raise StorageError(f"{path} cannot be {done}: {error.strerror}; {remedy}") from error
+        kind = IrregularFileError if error.errno == errno.ENXIO else StorageError
+        raise kind(f"{path} cannot be {done}: {error.strerror}; {remedy}") from error
 
 
 _REMEDIES = {

@@ -25,6 +25,10 @@ class MissingError(StorageError):
     """There is no file of that name."""
 
 
+class IrregularFileError(StorageError):
+    """There is something else under that name: a FIFO, a folder, a device, a socket."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoredFile:
     """A file or an object."""
