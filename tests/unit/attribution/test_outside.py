@@ -37,7 +37,7 @@ def act(fault: str, at_s: float, **more: Any) -> OutsideAct:
 
 
 async def test_a_kill_that_was_injected_is_told_as_that() -> None:
-    """On record 4 s before: the rank, who did it, and that nothing is broken (A16.1)."""
+    """On record 4 s before: the rank, who did it, and that nothing is broken."""
     killed = exited(3, how="signal", exit_code=None, signal="SIGKILL")
     peer = exited(0, error=error("RuntimeError", "Connection closed by peer [10.0.0.3]:4711"))
     found_case = cases_of(formed(), injected(), killed, peer, opened()).case("i")
