@@ -209,7 +209,8 @@ async def test_an_api_that_is_away_is_reported(tmp_path: Path) -> None:
     async with _by_stdio(tmp_path) as client:
         answer = await client.call_tool("list_jobs", {})
         assert answer.is_error
-        assert "no API is known: start one with `everstep up`" in _text(answer)
+        assert "no job has run on" in _text(answer)
+        assert "--api URL names a service elsewhere" in _text(answer)
 
 
 async def test_without_a_service_the_record_on_disk_answers(

@@ -22,7 +22,7 @@ def test_any_other_fact_is_taken() -> None:
 
 def test_a_blob_of_another_job_is_refused() -> None:
     """A13.1: REST would give it to everybody who may read the job that named it."""
-    blob = BlobRef(job="theirs", id="b", size_bytes=1, parts=1)
+    blob = BlobRef(job="theirs", id="b" * 32, size_bytes=1, parts=1)
     batch = decode_batch([delivered(make("evidence_collected", blob=blob), 1)])
     assert not batch.facts
     assert "its blob is of another job, 'theirs'" in batch.refused[0][1]
