@@ -88,7 +88,7 @@ class Month:
         if incident is not None:
             self.tell(
                 "incident_closed", incident=incident, outcome="recovered", lost_s=lost_s,
-                ledger=Ledger(detect_s=self.detect_s), next_round=self.round,
+                lost_steps=0, ledger=Ledger(detect_s=self.detect_s), next_round=self.round,
             )  # fmt: skip
 
     def _train(self) -> float:
