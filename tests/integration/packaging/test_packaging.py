@@ -94,6 +94,8 @@ def test_the_wheel_has_every_file_of_the_packages(built: Built) -> None:
         for path in folder.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
+    runbooks = (ROOT / "docs" / "runbooks").iterdir()  # pages of the dashboard
+    wanted |= {f"everstep_services/runbooks/{path.name}" for path in runbooks}
     found = {name for name in contents(built.wheel) if ".dist-info/" not in name}
     assert found == wanted
 
@@ -127,9 +129,11 @@ def test_the_sdist_has_what_a_build_needs_and_nothing_else(built: Built) -> None
     with tarfile.open(built.sdist) as archive:
         names = [name.partition("/")[2] for name in archive.getnames()]
     tops = {name.partition("/")[0] for name in names}
-    folders = {"libs", "services", "trainer_sdk"}
+    folders = {"docs", "libs", "services", "trainer_sdk"}
     files = {"LICENSE", "README.md", "pyproject.toml", "PKG-INFO", ".gitignore"}
     assert folders | files <= tops <= folders | files | {"CHANGELOG.md"}
+    docs = {name for name in names if name.startswith("docs/")}
+    assert all(name.startswith("docs/runbooks") for name in docs)
 
 
 def test_a_wheel_from_the_sdist_is_the_same_wheel(built: Built, tmp_path: Path) -> None:
@@ -204,6 +208,7 @@ IMPORTS = {
     "daemon": "grpc, google.protobuf, trainer_sdk",
     "dev-server": "trainer_sdk",
     "ec": "trainer_sdk, numpy, pyeclib.ec_iface",
+    "export": "everstep_services.cli.group, safetensors",
     "mcp": "mcp, everstep_services.cli.api.client",
     "objectstore": "trainer_sdk.checkpoint.storage.objects",
     "traces": "everstep_services.straggler.traces, pyarrow.parquet, numpy",
