@@ -50,7 +50,6 @@ from tests.waiting import WITHIN_S, until_async
     [
         ("", "url in .bus. is empty"),
         ("localhost", "'localhost' is not the address of a NATS server: write nats://HOST:PORT"),
-        ("http://localhost:4222", "is not the address of a NATS server"),
         ("nats://h:99999", "is not the address of a NATS server"),
         ("nats://me:secret@h:4222", "holds credentials, which would end up in logs"),
     ],
@@ -61,6 +60,11 @@ async def test_a_url_that_cannot_work(url: str, said: str) -> None:
     assert "secret" not in str(error)
     with pytest.raises(BusConfigError, match=said):
         raise error
+
+
+def test_a_url_of_another_scheme_is_refused_with_the_settings() -> None:
+    with pytest.raises(ValueError, match="http:// is not an address of a bus"):
+        BusSettings(url="http://localhost:4222")
 
 
 async def test_a_closed_port(monkeypatch: pytest.MonkeyPatch) -> None:

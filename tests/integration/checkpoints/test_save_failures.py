@@ -272,7 +272,7 @@ class Broken:
     ("what", "said"),
     [
         (Broken(), "not initialised"),
-        (lambda: None, "pickle"),
+        (lambda: None, "it is of class function, which no restore would read"),
         ({1: torch.ones(2), "1": torch.ones(3)}, "two values of the state are called it.1:"),
         ({"b.0": 0, "b": [torch.ones(2)]}, "two values of the state are called it.b.0:"),
     ],
