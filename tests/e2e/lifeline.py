@@ -9,12 +9,12 @@ import select
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
 
 _MARK = "EVERSTEP_TEST_RUNS"
+_ENDS_WITHIN_S = 1.0
 
 
 def end_with_this_process() -> None:
@@ -44,8 +44,10 @@ def _main(process: str, mark: str) -> None:
     while pids := _marked(mark.encode()):
         for pid in pids:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.1)
+                process_fd = os.pidfd_open(pid)
+                signal.pidfd_send_signal(process_fd, signal.SIGKILL)
+                select.select([process_fd], [], [], _ENDS_WITHIN_S)
+                os.close(process_fd)
 
 
 if __name__ == "__main__":
