@@ -93,6 +93,7 @@ def test_torch_alone_reads_them(tmp_path: Path) -> None:
     assert same(load(tmp_path, 1, state(MANY, is_blank=True)), state(MANY))
 
 
+@pytest.mark.variant
 def test_two_ranks_share_them(tmp_path: Path) -> None:
     """Half of them are written by each: what both have is written once."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.variants import variant
 from tests.waiting import until
 
 CONFTEST = """
@@ -30,7 +31,7 @@ def test_that_is_interrupted():
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", [variant(signal.SIGINT), variant(signal.SIGTERM), signal.SIGKILL])
 def test_what_a_run_has_started_ends_with_it(tmp_path: Path, how: signal.Signals) -> None:
     """Also what the workers of xdist have started in a session of its own."""
     pids = tmp_path / "pids"

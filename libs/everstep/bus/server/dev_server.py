@@ -96,19 +96,20 @@ class DevServer:
         stopped meanwhile.
         """
         deadline = time.monotonic() + _READY_WITHIN_S
-        while True:
+        failure: BusError | None = None
+        while not self.is_stopped and time.monotonic() < deadline:
             try:
                 return await agents_login(
                     self._folder, self.operator, self.settings("agent", job), job, self._valid_s
                 )
             except BusError as error:  # it has died, and comes back
-                if self.is_stopped or time.monotonic() > deadline:
-                    why = "was stopped" if self.is_stopped else f"had {_READY_WITHIN_S:g} s"
-                    raise BusUnreachableError(
-                        f"nats-server did not admit the agents of job {job}: it {why}; see "
-                        f"{self._folder / 'nats.log'}"
-                    ) from error
+                failure = error
             await asyncio.sleep(_LOOK_EVERY_S)
+        why = "was stopped" if self.is_stopped else f"had {_READY_WITHIN_S:g} s"
+        raise BusUnreachableError(
+            f"nats-server did not admit the agents of job {job}: it {why}; see "
+            f"{self._folder / 'nats.log'}"
+        ) from failure
 
     async def start(self) -> None:
         """Start it, on its previous port if that is free."""
