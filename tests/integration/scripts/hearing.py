@@ -53,6 +53,9 @@ if sys.argv[1] == "look":
 if sys.argv[1] == "own":
     for name in NAMES:
         signal.signal(signal.Signals[name], hear)
+arrived, arrives = os.pipe()  # `pause` would miss a signal that comes just before it
+os.set_blocking(arrives, False)
+signal.set_wakeup_fd(arrives)
 say(here=True)
 while True:
-    signal.pause()
+    os.read(arrived, 1)
