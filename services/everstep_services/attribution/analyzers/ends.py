@@ -31,7 +31,6 @@ from everstep_services.attribution.domain.claims import (
     NODE_LOST,
     WITHOUT_CULPRIT,
     Claim,
-    cause_of,
 )
 from everstep_services.attribution.incident import Incident
 from everstep_services.attribution.log_analysis.rules import ENDS, Match, shipped
@@ -169,7 +168,7 @@ def _saves(case: Case) -> Iterator[Claim]:
     )
     for save in case.saves[:_TOLD_RANKS]:
         match = shipped().match(save.reason)
-        cause: VerdictCause = "storage" if match is None else _cause(match)
+        cause: VerdictCause = "storage" if match is None else match.rule.domain
         yield Claim(
             cause=cause, kind=match.rule.failure_class if match else f"{save.stage}_failed",
             says=f"a save failed ({save.stage}): {clean(save.reason)}",
@@ -190,7 +189,7 @@ def _in_process(case: Case) -> Iterator[Claim]:
     cause: VerdictCause = "user_code" if has_raised else "unknown"
     kind = GENERAL if has_raised else STILL
     if match is not None and match.rule.role == "root":
-        cause, kind = _cause(match), match.rule.failure_class
+        cause, kind = match.rule.domain, match.rule.failure_class
     yield Claim(
         cause=cause, kind=kind, says=f"{text}; all ranks restarted in their processes",
         strength=_IN_PROCESS, ranks=(case.rank,), fact=case.trigger_fact,
@@ -337,7 +336,7 @@ def _cause_of(end: RankEnd) -> tuple[VerdictCause, str, float, str]:
     if (match := match_of(end)) is not None and match.rule.role == "root":
         strength = 0.7 * _STRENGTHS[match.rule.severity]
         event = f"exited with {end.exit_code}: {clean(end.first_error)}"
-        return _cause(match), match.rule.failure_class, strength, event
+        return match.rule.domain, match.rule.failure_class, strength, event
     detail = f": {clean(end.first_error)}" if end.first_error else ""
     return "user_code", "exit_code", 0.5, f"exited with {end.exit_code}{detail}"
 
@@ -348,7 +347,7 @@ def _of_signal(end: RankEnd) -> tuple[VerdictCause, str, float, str]:
         name, ("unknown", "signal", 0.5, "was ended by a signal")
     )
     if name == "SIGABRT" and (match := match_of(end)) is not None and match.rule.role == "root":
-        cause, kind, strength = _cause(match), match.rule.failure_class, 0.7
+        cause, kind, strength = match.rule.domain, match.rule.failure_class, 0.7
         event = f"was aborted: {clean(end.first_error)}"
     elif name == "SIGABRT" and _MISFIT in end.first_error:
         event = "was aborted by gloo, which refused its data: most often, the sizes differ"
@@ -389,7 +388,7 @@ def _of_exit(end: RankEnd) -> tuple[VerdictCause, str, float, str] | None:
 def _of_known_error(end: RankEnd, match: Match, event: str) -> tuple[VerdictCause, str, float, str]:
     rule = match.rule
     if rule.id not in refused_memory.RULES:
-        return _cause(match), rule.failure_class, _STRENGTHS[rule.severity], event
+        return rule.domain, rule.failure_class, _STRENGTHS[rule.severity], event
     if refused_memory.is_absurd(refused_memory.text_of(end)):
         return "user_code", "absurd_size", 0.85, f"{event}, more than any host has,"
     return "host", "host_oom", _REFUSED, event
@@ -412,10 +411,6 @@ def _storage_failure(end: RankEnd) -> tuple[str, str] | None:
         if match and match.rule.role == "root" and match.rule.domain == "storage":
             return match.rule.failure_class, line
     return None
-
-
-def _cause(match: Match) -> VerdictCause:
-    return cause_of(match.rule.domain)
 
 
 def _text(end: RankEnd) -> str:

@@ -11,7 +11,7 @@ from everstep.messages import Case, EvidencePiece, RankEnd
 from everstep.verdict_causes import NODE_CAUSES
 from everstep_services.attribution.analyzers import refused_memory
 from everstep_services.attribution.analyzers.rank_ends import first_ends, has_lost_worker
-from everstep_services.attribution.domain.claims import GENERAL, WITHOUT_CULPRIT, Claim, cause_of
+from everstep_services.attribution.domain.claims import GENERAL, WITHOUT_CULPRIT, Claim
 from everstep_services.attribution.incident import Incident
 from everstep_services.attribution.log_analysis.analysis import LogAnalysis
 from everstep_services.attribution.log_analysis.files import take_stream
@@ -195,7 +195,7 @@ def _claim(
     is_kernel: bool,
 ) -> Claim:
     piece = pieces[failure.file]
-    cause = cause_of(failure.domain)
+    cause = failure.domain
     where = f"the kernel of {piece.node}" if is_kernel else _who(ranks)
     if failure.role != "root":
         strength *= _WEAK

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 
-from everstep_services.attribution.domain.claims import Claim, cause_of
+from everstep_services.attribution.domain.claims import Claim
 from everstep_services.attribution.incident import Incident
 from everstep_services.attribution.stack_analysis.analysis import StackAnalysis
 from everstep_services.attribution.stack_analysis.files import read_content
@@ -57,7 +57,7 @@ def _claims(report: StackReport, fact: str | None) -> Iterator[Claim]:
         ranks=tuple(suspect.rank for suspect in suspects), fact=fact,
     )  # fmt: skip
     for suspect in suspects:
-        cause = cause_of(suspect.domain)
+        cause = suspect.domain
         if cause != "unknown":
             yield Claim(
                 cause=cause, kind=f"in_{suspect.activity}", strength=strength * _OWN_DOMAIN,

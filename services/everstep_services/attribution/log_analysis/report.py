@@ -7,6 +7,7 @@ import msgspec
 
 from everstep.observe.printable import printable
 from everstep.observe.redaction import redact
+from everstep.verdict_causes import VerdictCause
 
 Verdict = Literal["cause", "inconclusive", "nothing"]
 _MOST_ALTERNATIVES = 5
@@ -17,7 +18,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """A line, or a traceback, that reports a failure."""
 
     failure_class: str
-    domain: str
+    domain: VerdictCause
     rule: str
     role: str
     severity: int
@@ -131,10 +132,11 @@ def _headline(report: LogReport) -> str:
     if report.verdict == "nothing" or report.cause is None:
         return "nothing: no line reports a failure"
     where = _where(report, report.cause)
+    domain = report.cause.domain.replace("_", " ")
     if report.verdict == "inconclusive":
         return f"inconclusive: {report.cause.means}, first seen in {where}"
     return (
-        f"{report.cause.failure_class} ({report.cause.domain}): {_who(report)}{report.cause.means},"
+        f"{report.cause.failure_class} ({domain}): {_who(report)}{report.cause.means},"
         f" {where}; confidence {report.confidence:.2f}"
     )
 

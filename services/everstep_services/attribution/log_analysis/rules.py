@@ -9,15 +9,12 @@ from typing import Literal
 
 import msgspec
 
+from everstep.verdict_causes import VerdictCause
 from everstep_services.agent.probes.kernel import xid
 from everstep_services.attribution.log_analysis.tracebacks import CHAIN_WORDS
 
 Role = Literal["root", "weak", "cascade", "hint"]
 """A hint is a cause only where nothing else is known, and never a sure one."""
-Domain = Literal[
-    "user code", "configuration", "data", "framework", "gpu", "host", "network", "storage",
-    "scheduler", "unknown",
-]  # fmt: skip
 
 _COUNTED_WORDS = ("xid", "last enqueued", "(local_rank:", "nranks")
 """Words of lines whose numbers matter."""
@@ -30,10 +27,10 @@ _OF_PROGRAMS = re.compile(
     r"|ZeroDivision)Error:"
 )
 """Exceptions of Python itself and of scripts: hardware and schedulers raise others."""
-_OUTSIDE: frozenset[Domain] = frozenset({"gpu", "host", "network", "scheduler"})
+_OUTSIDE: frozenset[VerdictCause] = frozenset({"gpu", "host", "network", "scheduler"})
 _XID = re.compile(r"NVRM: Xid \((?P<part>[^)]*)\): (?P<number>\d{1,4})\b(?P<text>.*)")
-_XIDS: Mapping[str, tuple[str, Domain, int]] = {
-    "application": ("cuda_error", "user code", 2),
+_XIDS: Mapping[str, tuple[str, VerdictCause, int]] = {
+    "application": ("cuda_error", "user_code", 2),
     "driver": ("gpu_fault", "gpu", 3),
     "memory": ("gpu_ecc", "gpu", 3),
     "hardware": ("gpu_fault", "gpu", 3),
@@ -73,7 +70,7 @@ class LogRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     id: str
     failure_class: str = msgspec.field(name="class")
-    domain: Domain
+    domain: VerdictCause
     role: Role
     words: tuple[str, ...]
     patterns: tuple[str, ...] = ()

@@ -250,7 +250,7 @@ class _Judgement:
             worker = self._workers[rank]
             reason += f"; its worker is at {worker.place or worker.call}"
         domain = meaning.domain
-        if state.within is not None and domain in ("user code", "unknown"):
+        if state.within is not None and domain in ("user_code", "unknown"):
             domain = ACTIVITIES[state.within].domain
         return StackSuspect(
             rank=rank,
@@ -359,7 +359,7 @@ class _Judgement:
             rank=rank,
             reason=f"{words(state)}{_at(state)}",
             activity=state.activity,
-            domain="user code",
+            domain="user_code",
             certainty=0.6,
         )
 

@@ -6,11 +6,11 @@ from typing import Literal
 import msgspec
 
 from everstep.observe.printable import printable
+from everstep.verdict_causes import VerdictCause
 from everstep_services.attribution.flight_recorder.ranges import named, ranges
 from everstep_services.attribution.stack_analysis.rules import (
     ACTIVITIES,
     Activity,
-    Domain,
     ThreadState,
 )
 
@@ -30,7 +30,7 @@ class StackSuspect(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     reason: str
     activity: Activity
-    domain: Domain
+    domain: VerdictCause
     """The area of the trouble, as far as a stack shows it."""
     certainty: float = 0.0
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from everstep.verdict_causes import VerdictCause
 from everstep_services.attribution.stack_analysis.stacks import Frame, Thread
 
 Activity = Literal[
@@ -17,10 +18,6 @@ Activity = Literal[
     "network", "import", "compile", "device", "lock", "interpreter_lock", "sleep", "subprocess",
     "native", "user_code", "standing", "exit", "idle", "unknown",
 ]  # fmt: skip
-Domain = Literal[
-    "user code", "configuration", "data", "framework", "gpu", "host", "network", "storage",
-    "scheduler", "unknown",
-]  # fmt: skip
 
 
 class Meaning(msgspec.Struct, frozen=True):
@@ -28,7 +25,7 @@ class Meaning(msgspec.Struct, frozen=True):
 
     words: str
     """What the rank does, after its name."""
-    domain: Domain
+    domain: VerdictCause
     """The area of the trouble if this rank holds up the others."""
     certainty: float
     """The confidence that this rank holds up others that wait for it."""
@@ -50,14 +47,14 @@ ACTIVITIES: dict[Activity, Meaning] = {
     "import": Meaning("imports a module", "storage", 0.7),
     "compile": Meaning("compiles", "framework", 0.6),
     "device": Meaning("waits for its device", "gpu", 0.6),
-    "lock": Meaning("waits for a lock", "user code", 0.9),
-    "interpreter_lock": Meaning("waits for the interpreter's lock", "user code", 0.9),
-    "sleep": Meaning("sleeps", "user code", 0.9),
-    "subprocess": Meaning("waits for a child process", "user code", 0.9),
-    "native": Meaning("holds the interpreter's lock in native code", "user code", 0.9),
-    "user_code": Meaning("is in its own code", "user code", 0.75),
-    "standing": Meaning("stands still in a call", "user code", 0.85),
-    "exit": Meaning("is ending", "user code", 0.9),
+    "lock": Meaning("waits for a lock", "user_code", 0.9),
+    "interpreter_lock": Meaning("waits for the interpreter's lock", "user_code", 0.9),
+    "sleep": Meaning("sleeps", "user_code", 0.9),
+    "subprocess": Meaning("waits for a child process", "user_code", 0.9),
+    "native": Meaning("holds the interpreter's lock in native code", "user_code", 0.9),
+    "user_code": Meaning("is in its own code", "user_code", 0.75),
+    "standing": Meaning("stands still in a call", "user_code", 0.85),
+    "exit": Meaning("is ending", "user_code", 0.9),
     "idle": Meaning("is idle", "unknown", 0.6),
     "unknown": Meaning("has no frame of Python's: it starts or ends", "unknown", 0.6),
 }

@@ -137,7 +137,7 @@ def test_what_a_script_quotes_accuses_no_hardware(
     path.write_text("".join(f"{prefix}{line}\n" for line in log))
     report = analyze_files([path]).report()
     assert report.cause is not None
-    assert (report.cause.domain, report.cause.failure_class) == ("user code", "python_exception")
+    assert (report.cause.domain, report.cause.failure_class) == ("user_code", "python_exception")
     assert not [one for one in report.alternatives if one.domain in {"gpu", "scheduler"}]
 
 
@@ -263,7 +263,7 @@ KNOWN = [
     (
         "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate "
         "4503599627370496 bytes. Error code 12 (Cannot allocate memory)",
-        "user code",
+        "user_code",
         "the script asked for more memory than any host has",
     ),
     (
@@ -274,7 +274,7 @@ KNOWN = [
     ),
     (
         "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 8.00 PiB for an array",
-        "user code",
+        "user_code",
         "the script asked for more memory than any host has",
     ),
 ]

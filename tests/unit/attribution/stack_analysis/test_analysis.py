@@ -35,10 +35,10 @@ def _named(report: StackReport) -> list[tuple[int, str, str]]:
         ((*fake.QUEUE, "next_batch /home/u/ahead.py:9", *fake.FORWARD), "data_wait", "data"),
         (fake.SAVE, "checkpoint_save", "storage"),
         (fake.IMPORT, "import", "storage"),
-        (fake.SHUTDOWN, "exit", "user code"),
-        (fake.FORWARD, "standing", "user code"),
-        ((*fake.QUEUE, *fake.FORWARD), "lock", "user code"),
-        (("clock_nanosleep libc.so.6", *fake.FORWARD), "sleep", "user code"),
+        (fake.SHUTDOWN, "exit", "user_code"),
+        (fake.FORWARD, "standing", "user_code"),
+        ((*fake.QUEUE, *fake.FORWARD), "lock", "user_code"),
+        (("clock_nanosleep libc.so.6", *fake.FORWARD), "sleep", "user_code"),
         (("cuStreamSynchronize libcuda.so.1", *fake.FORWARD), "device", "gpu"),
     ],
 )
@@ -93,7 +93,7 @@ def test_ranks_that_all_wait_for_one_side_of_a_transfer_are_named(call: str, mea
 def test_a_minority_that_waits_elsewhere_is_odd() -> None:
     """A7.5: a call was skipped, or made in another order."""
     report = _report(fake.REDUCE, fake.BARRIER, fake.REDUCE)
-    assert (report.verdict, _named(report)) == ("odd_ranks", [(1, "collective", "user code")])
+    assert (report.verdict, _named(report)) == ("odd_ranks", [(1, "collective", "user_code")])
     assert "rank 1 waits elsewhere than the others: in barrier" in report.summary
 
 
@@ -119,7 +119,7 @@ def test_transfers_hold_up_collectives() -> None:
 def test_a_backward_pass_off_the_processor_waits_and_one_on_it_computes() -> None:
     computing = fake.dump(fake.thread(fake.BACKWARD, active=True))
     report = _report(fake.BACKWARD, fake.BACKWARD, computing)
-    assert _named(report) == [(2, "user_code", "user code")]
+    assert _named(report) == [(2, "user_code", "user_code")]
 
 
 def test_a_backward_pass_waits_where_nobody_tells_whether_it_computes() -> None:
@@ -198,14 +198,14 @@ def test_the_holder_of_the_interpreter_is_named() -> None:
     """A7.5: a rank that holds the lock in native code, by itself or in a thread."""
     alone = fake.dump(fake.thread(fake.FORWARD, owns_gil=True))
     report = _report(fake.REDUCE, alone, fake.REDUCE)
-    assert _named(report) == [(1, "native", "user code")]
+    assert _named(report) == [(1, "native", "user_code")]
     assert report.groups[1].has_interpreter == (1,)
     in_thread = fake.dump(
         fake.thread(fake.FORWARD),
         fake.thread(["encode /home/u/tokens.py:5"], name="tokenizer", owns_gil=True),
     )
     report = _report(fake.REDUCE, in_thread, fake.REDUCE)
-    assert _named(report) == [(1, "interpreter_lock", "user code")]
+    assert _named(report) == [(1, "interpreter_lock", "user_code")]
     assert "tokenizer: encode (u/tokens.py:5)" in report.suspects[0].reason
 
 
