@@ -37,6 +37,8 @@ def score(folder: Path) -> DataSet | None:
 def class_of(cause: Failure) -> str:
     """The class of a failure by the names of the data set."""
     name = cause.failure_class
+    if name == "python_exception" and cause.fingerprint.startswith("observed:RuntimeError:"):
+        return "runtime_error"
     return _BY_RULE.get(cause.rule) or _CLASSES.get(name, name)
 
 

@@ -11,6 +11,11 @@ BEHIND, KILLED = "collective_timeout", "killed"
 """All wait for one rank that is behind; a rank is killed without a word."""
 
 RAISED: Mapping[str, Sequence[str]] = {
+    "div_zero": ("ZeroDivisionError: division by zero",),
+    "device_mismatch": (
+        "RuntimeError: Expected all tensors to be on the same device, but found at least two devices, "
+        "cuda:{n} and cpu!",
+    ),
     "python_exception": (
         "KeyError: 'tokens'",
         "IndexError: list index out of range",
@@ -22,11 +27,8 @@ RAISED: Mapping[str, Sequence[str]] = {
         "UnicodeDecodeError: 'utf-8' codec can't decode byte 0x8b in position 1: invalid start byte",
         "mylib.errors.BadShard: shard 17 has no tokens",
         "AttributeError: 'NoneType' object has no attribute 'shape'",
-        "ZeroDivisionError: division by zero",
         "RuntimeError: Trying to backward through the graph a second time (or directly access saved "
         "tensors after they have already been freed).",
-        "RuntimeError: Expected all tensors to be on the same device, but found at least two devices, "
-        "cuda:{n} and cpu!",
     ),
     "assertion": (
         "AssertionError",

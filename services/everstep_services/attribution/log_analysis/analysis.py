@@ -1,18 +1,29 @@
 """Keeps the failures that the lines of each rank report.
 
-Memory does not grow with the logs: of each rank the first failures of different names are kept, and
-numbers of the rest.
+Memory does not grow with the logs: of each rank and attempt the first and the last failures of
+different names are kept, and numbers of the rest.
 """
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
 
 from everstep_services.attribution.log_analysis import clocks, fingerprint
+from everstep_services.attribution.log_analysis.attempts import (
+    Attempt,
+    Caught,
+    FileAttempts,
+    OriginFailures,
+    aligned,
+    whose,
+)
 from everstep_services.attribution.log_analysis.clocks import Clocks
 from everstep_services.attribution.log_analysis.judgement import Judgement, Timing
 from everstep_services.attribution.log_analysis.origins import Origin, of_line
-from everstep_services.attribution.log_analysis.report import Failure, LogReport
+from everstep_services.attribution.log_analysis.report import EarlierAttempt, Failure, LogReport
 from everstep_services.attribution.log_analysis.rules import ENDS, LogRule, LogRules, Match, Role
 from everstep_services.attribution.log_analysis.tracebacks import (
     Raised,
@@ -22,7 +33,6 @@ from everstep_services.attribution.log_analysis.tracebacks import (
 )
 
 _MOST_ORIGINS = 20_000
-_MOST_FAILURES = 8
 _MOST_PROCESSES = 20_000
 _QUOTED = 400
 _STEPS_ON = 3
@@ -52,86 +62,30 @@ _GENERAL = LogRule(
 )
 
 
-class _Kept:
-    """The failures of one origin."""
-
-    def __init__(self) -> None:
-        self.failures: dict[str, Failure] = {}
-        self.repeats: Counter[str] = Counter()
-        self.cascades: Counter[str] = Counter()
-
-    def add(self, failure: Failure) -> None:
-        if failure.role == "cascade":
-            self.cascades[failure.failure_class] += 1
-        self.repeats[failure.fingerprint] += 1
-        is_new = failure.fingerprint not in self.failures
-        if is_new and len(self.failures) < _MOST_FAILURES:
-            self.failures[failure.fingerprint] = failure
-        elif is_new and failure.role == "root":
-            self._make_room(failure)
-        if len(self.repeats) > 4 * _MOST_FAILURES:
-            self.repeats = Counter(dict(self.repeats.most_common(2 * _MOST_FAILURES)))
-
-    def forget(self, failure: Failure) -> None:
-        """Drop a failure that was handled: its rank raised another one instead."""
-        if self.repeats[failure.fingerprint] == 1:
-            self.failures.pop(failure.fingerprint, None)
-            del self.repeats[failure.fingerprint]
-
-    def _make_room(self, failure: Failure) -> None:
-        for name, kept in self.failures.items():
-            if kept.role != "root":
-                del self.failures[name]
-                self.failures[failure.fingerprint] = failure
-                return
-
-
-class _Caught:
-    """The tracebacks after which their own rank made a step: somebody caught the exception."""
-
-    def __init__(self) -> None:
-        self.places: set[tuple[int, int]] = set()
-        """Their files and lines."""
-        self._lines: dict[tuple[Origin, str], tuple[int, int]] = {}
-        """The lines of the first and the last traceback of each name, in the file being read."""
-
-    def add(self, origin: Origin, name: str, line: int) -> None:
-        """Take a traceback."""
-        first, _ = self._lines.get((origin, name), (line, line))
-        if len(self._lines) < _MOST_ORIGINS:
-            self._lines[origin, name] = (first, line)
-
-    def end_file(self, file: int, steps: Mapping[Origin, Sequence[tuple[int, int]]]) -> None:
-        """Compare the tracebacks of a file with the lines and numbers of its steps."""
-        for (origin, _), (first, last) in self._lines.items():
-            if _has_new_step(steps.get(_whose(origin), ()), last):
-                self.places.add((file, first))
-        self._lines.clear()
-
-
 class LogAnalysis:
     """Takes lines of any number of files, and reports the first failure."""
 
     def __init__(self, rules: LogRules, world: int | None = None) -> None:
         self._rules = rules
         self._world = world
-        self._origins: dict[tuple[int | None, int, str], _Kept] = {}
+        self._files: dict[int, FileAttempts] = {}
+        self._steps_before: Callable[[], Iterable[tuple[int, str]]] = tuple
+        self._file = Origin(0)
+        self._origins = 0
         self._open: dict[Origin, Traceback] = {}
         self._ignored: set[Origin] = set()
         """Origins whose next traceback is harmless."""
-        self._raised: dict[Origin, tuple[_Kept, Failure]] = {}
+        self._raised: dict[Origin, tuple[OriginFailures, Failure]] = {}
         """The last exception of each origin."""
-        self._handled: dict[Origin, tuple[_Kept, Failure]] = {}
+        self._handled: dict[Origin, tuple[OriginFailures, Failure]] = {}
         """The exceptions whose origin has another traceback in the same chain."""
-        self._caught = _Caught()
+        self._caught = Caught()
         self.unread: list[str] = []
         """The parts of files that could not be read."""
         self._survived: dict[int, int] = {}
         self._processes: dict[str, int] = {}
         self._summaries: dict[Origin, int] = {}
-        self._accused: Counter[int] = Counter()
         self._ranks: set[int] = set()
-        self._enqueued: dict[int, int] = {}
         self._locals: dict[tuple[int, str], int] = {}
         self._clocks = Clocks()
         self._year = _SOME_YEAR
@@ -141,6 +95,29 @@ class LogAnalysis:
         self.notes: list[str] = []
         self.lines = 0
         self.bytes = 0
+
+    def begin_file(
+        self,
+        file: Origin,
+        path: Path | None,
+        steps_before: Callable[[], Iterable[tuple[int, str]]],
+    ) -> None:
+        """Begin with a file; `steps_before` returns the lines about progress before a line."""
+        self._file = file
+        self._files[file.file] = FileAttempts(path)
+        self._steps_before = steps_before
+
+    def _of_file(self, origin: Origin) -> FileAttempts:
+        return self._files.setdefault(origin.file, FileAttempts())
+
+    def wants_steps(self, file: Origin) -> bool:
+        """Whether the next lines about progress are needed."""
+        return self._of_file(file).wants_steps
+
+    def add_step(self, file: Origin, line: str) -> None:
+        """Take a line about progress after a failure."""
+        origin, text = of_line(line, file)
+        self._of_file(file).see_step(whose(origin), text)
 
     def add_progress(self, file: Origin, lines: Sequence[tuple[int, str]]) -> None:
         """Take the last lines of a file that count steps.
@@ -157,7 +134,7 @@ class LogAnalysis:
             step, at = clocks.step_of(text), clocks.seconds(line, self._year)
             of_origin.setdefault(origin, []).append(number)
             if step is not None:
-                steps.setdefault(_whose(origin), []).append((number, step))
+                steps.setdefault(whose(origin), []).append((number, step))
                 firsts.setdefault(step, number)
                 if at is not None:
                     self._clocks.observe(origin.clock, step, at)
@@ -236,7 +213,7 @@ class LogAnalysis:
 
     def _add_open_line(self, origin: Origin, number: int, line: str, text: str) -> bool:
         if enqueued := _ENQUEUED.search(text):
-            self._set_enqueued(origin.rank, int(enqueued[1]))
+            self._set_enqueued(origin, int(enqueued[1]))
         if summary := _SUMMARY_RANK.match(text):
             rank = int(summary["rank"][:7])
             self._summaries = {origin: rank}
@@ -259,11 +236,12 @@ class LogAnalysis:
             name = fingerprint.of_exception(bare["kind"], "", bare["text"])
             self._keep(origin, number, line, Match(_GENERAL, {}), "weak", name, ())
             return True
-        return bool(enqueued)
+        return self._of_file(origin).see_start(text) or bool(enqueued)
 
-    def _set_enqueued(self, rank: int | None, sequence: int) -> None:
-        if rank is not None and len(self._enqueued) < _MOST_ORIGINS:
-            self._enqueued[rank] = max(sequence, self._enqueued.get(rank, -1))
+    def _set_enqueued(self, origin: Origin, sequence: int) -> None:
+        enqueued = self._of_file(origin).current.enqueued
+        if origin.rank is not None and len(enqueued) < _MOST_ORIGINS:
+            enqueued[origin.rank] = max(sequence, enqueued.get(origin.rank, -1))
 
     def _set_process(self, pid: str, rank: int) -> None:
         if len(self._processes) < _MOST_PROCESSES:
@@ -276,6 +254,8 @@ class LogAnalysis:
         if match is None or match.rule.failure_class in ENDS:
             match = Match(_GENERAL, {})
         name = fingerprint.of_exception(kind, innermost(raised.frames), raised.message)
+        if raised.is_uncaught and origin not in self._handled:
+            self._of_file(origin).see_uncaught(whose(origin), name)
         frames = tuple(f"{frame.file}:{frame.line} in {frame.function}" for frame in raised.frames)
         kept, failure = self._keep(origin, number, line, match, match.rule.role, name, frames)
         if origin in self._handled:
@@ -295,12 +275,14 @@ class LogAnalysis:
         role: Role,
         name: str,
         frames: tuple[str, ...],
-    ) -> tuple[_Kept, Failure]:
+    ) -> tuple[OriginFailures, Failure]:
         rank, groups = origin.rank, match.groups
+        attempts = self._of_file(origin)
+        attempt = attempts.current
         if "rank" in groups:
             rank = int(groups["rank"][:7])
         if "peer" in groups:
-            self._accused[int(groups["peer"][:7])] += 1
+            attempt.accused[int(groups["peer"][:7])] += 1
         if frames and rank is None:
             rank = self._summaries.get(origin)
         pid = groups.get("pid", "") or origin.pid
@@ -330,36 +312,71 @@ class LogAnalysis:
             frames=frames,
             pid=pid,
         )
-        whose = groups.get("node", "") or origin.member or origin.node
-        key = (rank, -1 if rank is not None else origin.file, whose if rank is None else "")
-        if key not in self._origins and len(self._origins) >= _MOST_ORIGINS:
-            key = (None, origin.file, "")
-        kept = self._origins.setdefault(key, _Kept())
+        unknown = groups.get("node", "") or origin.member or origin.node
+        key = (rank, unknown if rank is None else "")
+        if key not in attempt.kept:
+            if self._origins >= _MOST_ORIGINS:
+                key = (None, "")
+            self._origins += 1
+        kept = attempt.kept.setdefault(key, OriginFailures())
         kept.add(failure)
+        attempts.see_failure(failure, self._steps_of_origins())
         return kept, failure
 
+    def _steps_of_origins(self) -> Iterator[tuple[Origin, str]]:
+        for _, line in self._steps_before():
+            origin, text = of_line(line, self._file)
+            yield whose(origin), text
+
     def report(self) -> LogReport:
-        """Return the first failure, with its evidence."""
-        failures = [
-            failure for kept in self._origins.values() for failure in kept.failures.values()
-        ]
-        cascades: Counter[str] = Counter()
-        for kept in self._origins.values():
-            cascades.update(kept.cascades)
+        """Return the first failure of the last attempt, with its evidence."""
+        numbers = aligned(list(self._files.values()))
+        ordered = sorted(numbers, reverse=True)
         base = LogReport(
             verdict="nothing",
             files=tuple(self.names),
             lines=self.lines,
             ranks=len(self._ranks),
-            cascades=dict(cascades.most_common()),
             notes=tuple(self.notes),
+            attempts=max(ordered, default=1),
         )
-        failures = [self._with_rank(failure) for failure in failures]
         timing = Timing(
             self._clocks.offsets(), self._clocks.latest, self._survived, self._caught.places
         )
-        judgement = Judgement(failures, self._accused, timing, self._silent())
-        return judgement.report(base, self._enqueued).without(self.unread)
+        report = self._judged(base, numbers[ordered[0]], timing) if ordered else base
+        earlier = Timing(self._clocks.offsets(), None, {})
+        before = [self._judged(base, numbers[number], earlier) for number in ordered[1:]]
+        return report.without(self.unread).after(
+            [
+                EarlierAttempt.of(number, judged)
+                for number, judged in zip(ordered[1:], before, strict=True)
+                if judged.cause is not None
+            ]
+        )
+
+    def _judged(self, base: LogReport, attempts: Sequence[Attempt], timing: Timing) -> LogReport:
+        """The verdict on one attempt, by its parts in all files."""
+        failures: dict[tuple[object, ...], Failure] = {}
+        cascades: Counter[str] = Counter()
+        accused: Counter[int] = Counter()
+        enqueued: dict[int, int] = {}
+        for attempt in attempts:
+            accused += attempt.accused
+            for rank, sequence in attempt.enqueued.items():
+                enqueued[rank] = max(sequence, enqueued.get(rank, -1))
+            for kept in attempt.kept.values():
+                cascades.update(kept.cascades)
+                for name, first in kept.failures.items():
+                    again = timing.is_outlived(first) and kept.last.get(name)
+                    failure = self._with_rank(again or first)
+                    of_file = failure.file if failure.rank is None else None
+                    key = (name, failure.rank, of_file, failure.member, failure.node)
+                    failures.setdefault(key, failure)
+        judgement = Judgement(
+            [*failures.values()], accused, timing, self._silent(attempts, accused)
+        )
+        base = replace(base, cascades=dict(cascades.most_common()))
+        return judgement.report(base, enqueued)
 
     def _with_rank(self, failure: Failure) -> Failure:
         """The failure with its rank, if its process, local rank or task shows it."""
@@ -372,28 +389,16 @@ class LogAnalysis:
                 rank = int(local[1])
         return failure if rank is None else failure.of_rank(rank)
 
-    def _silent(self) -> tuple[int, ...]:
+    def _silent(self, attempts: Sequence[Attempt], accused: Counter[int]) -> tuple[int, ...]:
         """Return the ranks without any line, up to the highest known rank."""
         failed = {
             rank
-            for (rank, _, _), kept in self._origins.items()
+            for attempt in attempts
+            for (rank, _), kept in attempt.kept.items()
             if rank is not None
             and any(failure.rule not in _BY_OTHERS for failure in kept.failures.values())
         }
-        world = self._world or max([*self._ranks, *self._accused, 0]) + 1
+        world = self._world or max([*self._ranks, *accused, 0]) + 1
         if len(failed) < max(2, world - 2):
             return ()
         return tuple(rank for rank in range(world) if rank not in failed)
-
-
-def _whose(origin: Origin) -> Origin:
-    """The origin by its rank alone, else by its local rank or task."""
-    if origin.rank is not None:
-        return Origin(origin.file, origin.rank)
-    return Origin(origin.file, None, origin.member)
-
-
-def _has_new_step(steps: Sequence[tuple[int, int]], line: int) -> bool:
-    """Whether a later step is counted after a line: a summary repeats only the last step."""
-    before = max((step for number, step in steps if number < line), default=-1)
-    return any(number > line and step > before for number, step in steps)

@@ -32,6 +32,9 @@ _PROGRESS_WORD = re.compile(b"|".join(_PROGRESS))
 _COUNTED = re.compile(rb"(?i)(?:iter(?:ation)?|step|epoch|loss)\W{0,12}\d")
 _LOOKED_AT = 400
 _MOST_LOOKS = 512
+_MOST_SEARCHED = 2048
+_MOST_BEFORE = 256
+"""Lines about progress before a failure, and the lines in which they are looked for."""
 _ESCAPES = re.compile(
     rb"\x1b(?:\[[0-?]{0,32}[ -/]{0,8}[@-~]|\][^\x07\x1b\n]{0,256}(?:\x07|\x1b\\)?)"
 )
@@ -59,6 +62,8 @@ class Line(NamedTuple):
     number: int
     content: bytes
     shape: Shape
+    is_progress: bool = False
+    """Whether it counts steps, and has no word of the rules."""
 
 
 def shape_of(content: bytes) -> bytes:
@@ -188,6 +193,13 @@ class LogFile:
         self._end = b""
         self.wants_all = False
         """Set while lines without any word are wanted too: those of a traceback."""
+        self.wants_steps = False
+        """Set while lines about progress are wanted too."""
+        self._contents: Sequence[bytes] = ()
+        self._of_contents: Sequence[Shape] = ()
+        """The lines of the chunk, and their shapes."""
+        self._numbers: Sequence[int] = ()
+        self._at = 0
 
     @property
     def progress(self) -> Sequence[tuple[int, bytes]]:
@@ -226,18 +238,41 @@ class LogFile:
         self._shapes.learn(shapes, long)
         quiet = self._shapes.quiet
         self._see_progress(contents, shapes, numbers)
+        self._contents, self._of_contents, self._numbers = contents, shapes, numbers
         at, end = 0, len(contents)
         loud = iter([at for at, shape in enumerate(shapes) if shape not in quiet])
         following = next(loud, end)
         while at < end:
-            if not self.wants_all:
+            if not self.wants_all and not self.wants_steps:
                 at = max(at, following)
             while following <= at < end:
                 following = next(loud, end)
-            if at < end and (self.wants_all or shapes[at] not in quiet):
-                for part in self._parts(contents[at], is_loud=shapes[at] not in quiet):
-                    yield Line(numbers[at], part, shapes[at])
+            if at < end:
+                self._at = at
+                yield from self._wanted(contents[at], shapes[at], numbers[at])
             at += 1
+
+    def _wanted(self, content: bytes, shape: Shape, number: int) -> Iterator[Line]:
+        """The line, in its parts, if somebody wants it."""
+        is_loud = shape not in self._shapes.quiet
+        is_step = self.wants_steps and shape in self._shapes.progress and _counts(content)
+        if is_loud or is_step or self.wants_all:
+            for part in self._parts(content, is_loud=is_loud):
+                yield Line(number, part, shape, is_step)
+
+    def progress_before(self) -> Iterator[tuple[int, bytes]]:
+        """The last lines about progress before the line that was read last, in their order."""
+        progress = self._shapes.progress
+        until = self._numbers[self._at] if self._numbers else 0
+        begin = max(0, self._at - _MOST_SEARCHED)
+        near = [
+            (self._numbers[at], self._contents[at][:_LOOKED_AT])
+            for at in range(begin, self._at)
+            if self._of_contents[at] in progress and _counts(self._contents[at])
+        ]
+        if not near:
+            near = [(number, content) for number, content in self._progress if number < until]
+        return iter(near[-_MOST_BEFORE:])
 
     def _parts(self, content: bytes, *, is_loud: bool) -> Sequence[bytes]:
         if len(content) <= _LONGEST_LINE:
@@ -253,7 +288,7 @@ class LogFile:
         latest = [
             (numbers[at], contents[at][:_LOOKED_AT])
             for at in islice(candidates, _MOST_LOOKS)
-            if _COUNTED.search(contents[at][:_LOOKED_AT])
+            if _counts(contents[at])
         ]
         self._progress.extend(reversed(latest))
 
@@ -279,6 +314,10 @@ class LogFile:
                 rest = tail if separator else b""
         if rest:
             yield rest, False
+
+
+def _counts(content: bytes) -> bool:
+    return _COUNTED.search(content, 0, _LOOKED_AT) is not None
 
 
 def _is_text(sample: bytes) -> bool:

@@ -5,7 +5,7 @@ import errno
 import os
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -57,7 +57,7 @@ def analyze_files(
 def take_stream(stream: BinaryIO, origin: Origin, analysis: LogAnalysis, rules: LogRules) -> None:
     """Read what is not a file into an analysis."""
     shapes = Shapes(rules.words)
-    _take(LogFile(stream, shapes), origin, analysis, shapes, rules)
+    _take(LogFile(stream, shapes), None, origin, analysis, shapes, rules)
 
 
 def _shown(path: Path) -> str:
@@ -70,7 +70,7 @@ def _read(
 ) -> None:
     if path == STDIN:
         log = LogFile(sys.stdin.buffer, shapes)
-        _take(log, origin, analysis, shapes, rules)
+        _take(log, path, origin, analysis, shapes, rules)
         _note_noise(analysis, log, name)
         return
     if path.is_dir():
@@ -91,7 +91,7 @@ def _read(
         raw.seek(0)
         before = analysis.bytes
         log = LogFile(_opened(raw, start), shapes)
-        _take(log, origin, analysis, shapes, rules)
+        _take(log, path, origin, analysis, shapes, rules)
         if analysis.bytes == before:
             analysis.notes.append(f"{name} is empty")
         _note_noise(analysis, log, name)
@@ -164,20 +164,34 @@ class _Sparse:
 
 
 def _take(
-    log: LogFile, origin: Origin, analysis: LogAnalysis, shapes: Shapes, rules: LogRules
+    log: LogFile,
+    path: Path | None,
+    origin: Origin,
+    analysis: LogAnalysis,
+    shapes: Shapes,
+    rules: LogRules,
 ) -> None:
+    analysis.begin_file(origin, path, lambda: _decoded(log.progress_before()))
     try:
         for line in log.loud_lines():
             text = line.content.decode("utf-8", "replace").rstrip("\r")
             text = text.replace("\0", "")[:_MOST_CHARACTERS]
+            if line.is_progress and log.wants_steps:
+                analysis.add_step(origin, text)
+                log.wants_steps = analysis.wants_steps(origin)
+                if not log.wants_all:
+                    continue
             means = analysis.add(origin, line.number, text)
             log.wants_all = analysis.has_open_traceback
+            log.wants_steps = analysis.wants_steps(origin)
             if not means and not log.wants_all and rules.is_settled(text):
                 shapes.silence(line.shape)
     finally:
         analysis.end_file()
-        analysis.add_progress(
-            origin, [(number, line.decode("utf-8", "replace")) for number, line in log.progress]
-        )
+        analysis.add_progress(origin, [*_decoded(log.progress)])
         analysis.lines += log.lines
         analysis.bytes += log.bytes
+
+
+def _decoded(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, str]]:
+    return ((number, content.decode("utf-8", "replace")) for number, content in lines)

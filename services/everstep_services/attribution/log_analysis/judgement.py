@@ -1,5 +1,6 @@
 """Decides which failure was the first: by causes, then by clocks."""
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -19,6 +20,18 @@ _CAUGHT = 0.5
 """The confidence in an exception after which its rank made another step."""
 _WENT_ON = "the end of the rank: it made a step after this exception"
 _NO_KERNEL_LOG = "the kernel's log: this line is of the kernel, but a rank wrote it"
+_NO_END = "a line about the end: the log stops without one"
+_NO_CALL = "the call that NCCL made: NCCL_DEBUG=INFO logs it"
+_NO_PEER = "the log of the other end: a rank that was gone looks the same from here"
+_NO_PATH = "a message over InfiniBand was sent again until it was given up: nothing answered"
+_RETRIED = re.compile(
+    r"\b(?:error|status)[ =](?:12|13|IBV_WC_RETRY_EXC_ERR|IBV_WC_RNR_RETRY_EXC_ERR)\b"
+)
+"""Nobody acknowledged (12), or nobody was ready (13)."""
+_OF_NCCL = 0.6
+"""The confidence in a failed call of NCCL where no rank fails otherwise."""
+_LOST = "peer_lost"
+_FEW = 2
 _WAITED = frozenset({"collective_timeout", "rendezvous", "nccl_error"})
 """Classes of what ranks write that wait for, or lose, another."""
 
@@ -117,10 +130,6 @@ class Judgement:
             return self._of_rank(base, behind, "entered fewer collectives than the others")
         if self._accused and (named := _only_top(self._accused)) is not None:
             return self._of_rank(base, named, f"{self._accused[named]} lines accuse it")
-        if 1 <= len(self._silent) <= 2:
-            return self._of_rank(
-                base, self._silent[0], "the others lost it; it wrote nothing about an end"
-            )
         return None
 
     def _lasting(self, failures: Iterable[Failure]) -> list[Failure]:
@@ -192,9 +201,16 @@ class Judgement:
         classes = {failure.failure_class for failure in weak}
         first = min(killed or weak, key=lambda failure: (-failure.severity, _by_place(failure)))
         if first.failure_class in _WAITED:
+            # NCCL reports a call of its own that failed in other words than the loss of a peer.
+            of_nccl = [failure for failure in weak if failure.failure_class == "nccl_error"]
+            if of_nccl and not any(lost.failure_class == _LOST for lost in self._cascades):
+                others = _distinct([failure for failure in weak if failure not in of_nccl])
+                first = min(of_nccl, key=_by_place)
+                return base.with_verdict("cause", first, _OF_NCCL, others, (), (_NO_CALL,))
             missing = (
                 "a rank that failed by itself: all only waited for others, or lost them"
                 " (everstep fr analyze names the rank)",
+                *self._without_lines(),
             )
             return base.with_verdict("inconclusive", first, 0.3, _distinct(weak), (), missing)
         confidence = 0.7 if len(classes) == 1 else 0.5
@@ -207,20 +223,34 @@ class Judgement:
         )
         return base.with_verdict("cause", first, confidence, others, ranks, ())
 
+    def _without_lines(self) -> list[str]:
+        """What is missing of ranks that wrote nothing: silence accuses none of them."""
+        if not self._silent:
+            return []
+        if len(self._silent) > _FEW:
+            return [f"lines of {len(self._silent)} ranks"]
+        return [f"lines of rank {rank}, which wrote nothing" for rank in self._silent]
+
     def _without_cause(self, base: LogReport) -> LogReport:
         ends = [*self._lasting(self._weak), *self._lasting(self._cascades)]
         if not ends and (hints := self._lasting(self._hints)):
             return base.with_verdict(
-                "inconclusive", hints[0], 0.2, _distinct(hints[1:]), (), (_NO_KERNEL_LOG,)
+                "inconclusive", hints[0], 0.2, _distinct(hints[1:]), (), (_missing_of(hints[0]),)
             )
         if not ends:
             return base
         rest = _distinct([*self._weak, *self._cascades, *self._roots])
-        missing = ["the log of the rank that ended first: here ranks only lost others"]
-        if self._silent:
-            missing.append(f"lines of {len(self._silent)} ranks")
         first = min(ends, key=_by_place)
+        if {failure.rule for failure in ends} == {"ib_completion"} and _RETRIED.search(first.quote):
+            path = replace(first, failure_class="network", domain="network", means=_NO_PATH)
+            return base.with_verdict("cause", path, 0.5, (), (), (_NO_PEER,))
+        missing = ["the log of the rank that ended first: here ranks only lost others"]
+        missing += self._without_lines()
         return base.with_verdict("inconclusive", first, 0.2, rest, (), tuple(missing))
+
+
+def _missing_of(hint: Failure) -> str:
+    return _NO_END if hint.rule == "memory_nearly_full" else _NO_KERNEL_LOG
 
 
 def _by_place(failure: Failure) -> tuple[int, int]:

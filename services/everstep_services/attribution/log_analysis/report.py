@@ -55,6 +55,36 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class EarlierAttempt(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict on an attempt before the last one."""
+
+    number: int
+    """From 1."""
+    verdict: Verdict
+    failure_class: str
+    fingerprint: str
+    culprits: tuple[int, ...]
+    file: int
+    line: int
+    quote: str
+
+    @classmethod
+    def of(cls, number: int, report: "LogReport") -> "EarlierAttempt":
+        """The short form of a report that names a cause."""
+        cause = report.cause
+        assert cause is not None
+        return cls(
+            number=number,
+            verdict=report.verdict,
+            failure_class=cause.failure_class,
+            fingerprint=cause.fingerprint,
+            culprits=report.culprits,
+            file=cause.file,
+            line=cause.line,
+            quote=cause.quote,
+        )
+
+
 class LogReport(msgspec.Struct, frozen=True, kw_only=True):
     """The result of all logs together."""
 
@@ -71,6 +101,22 @@ class LogReport(msgspec.Struct, frozen=True, kw_only=True):
     missing: tuple[str, ...] = ()
     cascades: Mapping[str, int] = {}
     notes: tuple[str, ...] = ()
+    attempts: int = 1
+    """The attempts that the logs show; the verdict is about the last one."""
+    same_attempts: int = 1
+    """The number of last attempts in a row that ended in this way."""
+    earlier: tuple[EarlierAttempt, ...] = ()
+    """Earlier attempts that failed, the newest first, as far as they are kept."""
+
+    def after(self, earlier: Sequence[EarlierAttempt]) -> "LogReport":
+        """The report with the verdicts on earlier attempts, the newest first."""
+        same = 1
+        for attempt in earlier:
+            is_next = attempt.number == self.attempts - same
+            if self.cause is None or not is_next or attempt.fingerprint != self.cause.fingerprint:
+                break
+            same += 1
+        return msgspec.structs.replace(self, earlier=tuple(earlier), same_attempts=same)
 
     def without(self, unread: Sequence[str]) -> "LogReport":
         """The report where parts of files could not be read: a failure may stand there."""
@@ -118,6 +164,7 @@ def lines(report: LogReport) -> Iterator[str]:
         for alternative in report.alternatives:
             where = _where(report, alternative)
             yield f"  {alternative.failure_class}, {where}: {alternative.quote[:160]}"
+    yield from _attempts(report)
     if report.cascades:
         counts = ", ".join(f"{number} {name}" for name, number in report.cascades.items())
         yield f"Consequences, not causes: {counts}."
@@ -155,6 +202,17 @@ def _cause(report: LogReport, cause: Failure) -> Iterator[str]:
     yield f"  fingerprint {cause.fingerprint}"
     if report.verdict == "cause":
         yield f"  {cause.advice}"
+
+
+def _attempts(report: LogReport) -> Iterator[str]:
+    if report.attempts == 1:
+        return
+    same = f"; the last {report.same_attempts} ended in the same way"
+    same = same if report.same_attempts > 1 else ""
+    yield f"The logs show {report.attempts} attempts: this is the last{same}."
+    for attempt in report.earlier[max(report.same_attempts - 1, 0) :]:
+        where = f"{report.files[attempt.file]}:{attempt.line}"
+        yield f"  attempt {attempt.number}: {attempt.failure_class}, {where}: {attempt.quote[:160]}"
 
 
 def _where(report: LogReport, failure: Failure) -> str:

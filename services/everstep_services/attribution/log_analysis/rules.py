@@ -11,6 +11,7 @@ import msgspec
 
 from everstep.verdict_causes import VerdictCause
 from everstep_services.agent.probes.kernel import xid
+from everstep_services.attribution.log_analysis.attempts import START_WORDS
 from everstep_services.attribution.log_analysis.tracebacks import CHAIN_WORDS
 
 Role = Literal["root", "weak", "cascade", "hint"]
@@ -20,7 +21,7 @@ _COUNTED_WORDS = ("xid", "last enqueued", "(local_rank:", "nranks")
 """Words of lines whose numbers matter."""
 CONTEXT_WORDS = (
     "traceback (most recent", "error:", "exception:", "exception ignored in", *CHAIN_WORDS,
-    *_COUNTED_WORDS,
+    *_COUNTED_WORDS, *START_WORDS,
 )  # fmt: skip
 _OF_PROGRAMS = re.compile(
     r"^(?:\[[^\]]{0,80}\]:?\s*)*(?:Assertion|Attribute|Index|Key|Name|Type|UnboundLocal|Value"
@@ -62,6 +63,9 @@ _OF_DRIVER = re.compile(
 ENDS = frozenset({"exited", "aborted"})
 """Classes of a launcher's line that only says that a process ended."""
 _STEM = 4
+_CONSTANT = re.compile(r"CUDA_ERROR_[A-Z_]+|cudaError[A-Z]\w+")
+"""The name of an error in CUDA's headers, which no sentence has by chance."""
+_PREVIOUS_XID = re.compile(r"(?i)\b(?:previous|earlier) xid:? (\d{1,4})\b")
 _NEEDS_NUMBERS = re.compile(r"\\d|\d")
 
 
@@ -178,7 +182,7 @@ class LogRules:
 
 def _is_in_form(rule: LogRule, match: re.Match[str]) -> bool:
     """Whether a line reports a failure of hardware, and does not only mention one."""
-    if rule.failure_class not in _HARDWARE:
+    if rule.failure_class not in _HARDWARE or _CONSTANT.fullmatch(match[0]):
         return True
     text, end = match.string, match.start()
     if _GLOG.match(text):
@@ -213,7 +217,8 @@ def shipped() -> LogRules:
 
 def _of_xid(hit: re.Match[str]) -> Match | None:
     """The meaning of an Xid in the table of the node checks; None for a remark of the driver."""
-    number = int(hit["number"])
+    previous = _PREVIOUS_XID.search(hit["text"])
+    number = int(previous[1] if previous else hit["number"])
     row = xid.table().rows.get(number)
     if row is not None and (row.kind not in _XIDS or (row.unless and row.unless in hit["text"])):
         return None

@@ -43,6 +43,8 @@ class Raised(msgspec.Struct, frozen=True):
     kind: str
     message: str
     frames: tuple[TracebackFrame, ...]
+    is_uncaught: bool = False
+    """Whether it went through the whole script: that ended the process."""
 
 
 class Traceback:
@@ -52,6 +54,8 @@ class Traceback:
         self.is_of_end = is_of_end
         """Whether what it reports could end a script."""
         self._user: list[TracebackFrame] = []
+        self._outermost = ""
+        """The function of the first frame."""
         self._inner: TracebackFrame | None = None
         self._indent = 0
         """The spaces before the lines of frames: source lines have more, the exception fewer."""
@@ -81,13 +85,15 @@ class Traceback:
         if ended and ended["kind"].endswith("ExceptionGroup"):
             return None
         if ended and (ended["text"] is not None or "." in text or text[0].isupper()):
-            return Raised(ended["kind"], (ended["text"] or "")[:1000], self._frames())
+            is_uncaught = self._outermost == "<module>"
+            return Raised(ended["kind"], (ended["text"] or "")[:1000], self._frames(), is_uncaught)
         self._stray += 1
         return None
 
     def _add_frame(self, match: re.Match[str]) -> None:
         frame = TracebackFrame(match["file"], int(match["line"][:9]), (match["name"] or "")[:80])
         self._stray, self._inner = 0, frame
+        self._outermost = self._outermost or frame.function
         if not _LIBRARY.search(frame.file):
             self._user = [*self._user, frame][-_MOST_FRAMES:]
 

@@ -1,0 +1,234 @@
+"""Where one attempt of a training ends in a log, and the next begins.
+
+A log holds several attempts where a launcher restarts its ranks, a requeued job appends to its
+file, or a loop starts the script again. An attempt has ended once a line reports a failure. The
+next has begun when a launcher or the script reports a start, when steps are counted again from an
+earlier one, or when an exception that ends a process comes again after further steps.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from everstep_services.attribution.log_analysis import clocks
+from everstep_services.attribution.log_analysis.origins import Origin
+from everstep_services.attribution.log_analysis.report import Failure
+
+START_WORDS = (
+    "will restart worker group", "starting worker group", "setting omp_num_threads environment",
+    "starting elastic_operator", "world info dict", "initializing distributed: global_rank",
+    "starting with jobenvironment", "loading checkpoint", "loaded checkpoint", "restoring states",
+    "resuming from", "resuming training", "resume from", "continuing training from",
+)  # fmt: skip
+"""In each line that a launcher, or a script, writes when a training starts (again)."""
+MOST_ATTEMPTS = 8
+"""As many of the last attempts of a file are kept."""
+_MOST_FAILURES = 8
+_STEPS_ON = 3
+_MOST_WATCHED = 4096
+_START = re.compile("|".join(map(re.escape, START_WORDS)), re.IGNORECASE)
+_NUMBERED = re.compile(r"(?:^|/)(?:round|attempt|cycle|restart)[-_](\d{1,6})(?=/|\.|$)")
+_EPOCH = re.compile(r"(?i)\bepoch\W{0,12}(\d{1,9})\b")
+_PART = re.compile(r"\b(\d{1,12})/\s{0,12}\d")
+
+Position: TypeAlias = tuple[int, int]
+"""An epoch and a step, −1 where a line counts none."""
+
+
+class OriginFailures:
+    """The failures of one origin in one attempt."""
+
+    def __init__(self) -> None:
+        self.failures: dict[str, Failure] = {}
+        self.last: dict[str, Failure] = {}
+        """The last line of each failure that came again."""
+        self.repeats: Counter[str] = Counter()
+        self.cascades: Counter[str] = Counter()
+
+    def add(self, failure: Failure) -> None:
+        """Take a failure: the first and the last of each name are kept."""
+        name = failure.fingerprint
+        if failure.role == "cascade":
+            self.cascades[failure.failure_class] += 1
+        self.repeats[name] += 1
+        if name in self.failures:
+            self.last[name] = failure
+        elif len(self.failures) < _MOST_FAILURES:
+            self.failures[name] = failure
+        elif failure.role == "root":
+            self._make_room(failure)
+        if len(self.repeats) > 4 * _MOST_FAILURES:
+            self.repeats = Counter(dict(self.repeats.most_common(2 * _MOST_FAILURES)))
+
+    def forget(self, failure: Failure) -> None:
+        """Drop a failure that was handled: its rank raised another one instead."""
+        if self.repeats[failure.fingerprint] == 1:
+            self.failures.pop(failure.fingerprint, None)
+            del self.repeats[failure.fingerprint]
+
+    def _make_room(self, failure: Failure) -> None:
+        for name, kept in self.failures.items():
+            if kept.role != "root":
+                del self.failures[name]
+                self.last.pop(name, None)
+                self.failures[failure.fingerprint] = failure
+                return
+
+
+class Caught:
+    """The tracebacks after which their own rank made a step: somebody caught the exception."""
+
+    def __init__(self) -> None:
+        self.places: set[tuple[int, int]] = set()
+        """Their files and lines."""
+        self._lines: dict[tuple[Origin, str], tuple[int, int]] = {}
+        """The lines of the first and the last traceback of each name, in the file being read."""
+
+    def add(self, origin: Origin, name: str, line: int) -> None:
+        """Take a traceback."""
+        first, _ = self._lines.get((origin, name), (line, line))
+        if len(self._lines) < _MOST_WATCHED:
+            self._lines[origin, name] = (first, line)
+
+    def end_file(self, file: int, steps: Mapping[Origin, Sequence[tuple[int, int]]]) -> None:
+        """Compare the tracebacks of a file with the lines and numbers of its steps."""
+        for (origin, _), (first, last) in self._lines.items():
+            if _has_new_step(steps.get(whose(origin), ()), last):
+                self.places.add((file, first))
+        self._lines.clear()
+
+
+@dataclass(slots=True)
+class Attempt:
+    """What the lines of one attempt in one file report."""
+
+    kept: dict[tuple[int | None, str], OriginFailures] = field(default_factory=dict)
+    """By rank, or by member or node where no rank is known."""
+    accused: Counter[int] = field(default_factory=Counter)
+    enqueued: dict[int, int] = field(default_factory=dict)
+    """The last collective that each rank has entered."""
+
+
+class FileAttempts:
+    """The attempts in one file, and what shows that another one has begun."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        number = _NUMBERED.findall(path.as_posix()) if path is not None else []
+        self.number = int(number[-1]) if number else None
+        """The number of the file's attempt, where its name tells it."""
+        self.attempts: list[Attempt] = [Attempt()]
+        """The last ones."""
+        self.begun = 1
+        self._has_failed = False
+        self._has_ended = False
+        self._before: dict[Origin, Position] = {}
+        """The last step of each origin before the failure."""
+        self._fallen: dict[Origin, Position] = {}
+        self._further: Counter[Origin] = Counter()
+        self._uncaught: dict[tuple[Origin, str], int] = {}
+        """The exceptions that ended a process, and how many steps had been seen by then."""
+        self._seen_steps = 0
+        self._watched = 0
+
+    @property
+    def current(self) -> Attempt:
+        """The attempt that the lines belong to."""
+        return self.attempts[-1]
+
+    @property
+    def wants_steps(self) -> bool:
+        """Whether the next lines about progress are needed."""
+        return self._has_failed and self._watched < _MOST_WATCHED
+
+    def see_failure(self, failure: Failure, steps: Iterable[tuple[Origin, str]]) -> None:
+        """Take a failure; `steps` are the lines about progress before it."""
+        if failure.role == "hint":
+            return
+        self._has_ended |= failure.role != "cascade"
+        if not self._has_failed:
+            self._has_failed, self._watched = True, 0
+            self._before, self._fallen, self._further = {}, {}, Counter()
+            for origin, text in steps:
+                if (position := position_of(text)) is not None:
+                    self._before[origin] = position
+
+    def see_uncaught(self, origin: Origin, name: str) -> None:
+        """Take an exception that ended a process: if it comes again, another process raised it."""
+        before = self._uncaught.get((origin, name))
+        if before is not None and before < self._seen_steps:
+            self._begin()
+        self._uncaught[origin, name] = self._seen_steps
+        if len(self._uncaught) > _MOST_WATCHED:
+            self._uncaught.clear()
+
+    def see_start(self, text: str) -> bool:
+        """Whether the line reports a start; after a failure it is that of the next attempt."""
+        if not _START.search(text):
+            return False
+        if self._has_ended:
+            self._begin()
+        return True
+
+    def see_step(self, origin: Origin, text: str) -> None:
+        """Take a line about progress after a failure."""
+        self._watched += 1
+        position = position_of(text)
+        if position is None:
+            return
+        self._seen_steps += 1
+        before = self._before.get(origin)
+        if before is None:
+            self._before[origin] = position
+        elif position <= before:
+            fallen = self._fallen.setdefault(origin, position)
+            is_far = position[0] == before[0] and position[1] < before[1] - 1
+            if is_far or fallen < position or (origin.is_of_rank and position < before):
+                self._begin()
+        else:
+            self._further[origin] += 1
+            if self._further[origin] >= _STEPS_ON:
+                self._has_failed = self._has_ended = False
+
+    def _begin(self) -> None:
+        self.begun += 1
+        self.attempts = [*self.attempts, Attempt()][-MOST_ATTEMPTS:]
+        self._has_failed = self._has_ended = False
+        self._uncaught.clear()
+
+
+def position_of(text: str) -> Position | None:
+    """The epoch and the step that a line about progress counts."""
+    epoch, step = _EPOCH.search(text), clocks.step_of(text)
+    if step is None and (part := _PART.search(text)):
+        step = int(part[1])
+    if step is None and epoch is None:
+        return None
+    return (int(epoch[1]) if epoch else -1, -1 if step is None else step)
+
+
+def aligned(files: Sequence[FileAttempts]) -> Mapping[int, list[Attempt]]:
+    """The attempts of all files, counted from 1: files without a number end with the last one."""
+    first = min((file.number for file in files if file.number is not None), default=0)
+    total = max(((file.number or first) - first + file.begun for file in files), default=1)
+    numbers: dict[int, list[Attempt]] = {}
+    for file in files:
+        last = total if file.number is None else file.number - first + file.begun
+        for back, attempt in enumerate(reversed(file.attempts)):
+            numbers.setdefault(last - back, []).append(attempt)
+    return numbers
+
+
+def whose(origin: Origin) -> Origin:
+    """The origin by its rank alone, else by its local rank or task."""
+    if origin.rank is not None:
+        return Origin(origin.file, origin.rank)
+    return Origin(origin.file, None, origin.member)
+
+
+def _has_new_step(steps: Sequence[tuple[int, int]], line: int) -> bool:
+    """Whether a later step is counted after a line: a summary repeats only the last step."""
+    before = max((step for number, step in steps if number < line), default=-1)
+    return any(number > line and step > before for number, step in steps)
