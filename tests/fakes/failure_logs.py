@@ -247,6 +247,7 @@ def _fail(
     early = dice.randrange(4)  # pipes overtake each other
     tellers = [(rank, _lost(writer, dice, rank)) for rank in others[:early]]
     kind, text = _text(dice, failure_class, held_out)
+    text = text.replace("2026-11-02T03:11:11", f"{writer.now:%Y-%m-%dT%H:%M:%S}")
     text = text.format(rank=culprit, node=writer.node(culprit), n=dice.randrange(2, 9))
     if kind is RAISED:
         tellers.append((culprit, writer.raised(culprit, text)))

@@ -21,8 +21,14 @@ from everstep_services.attribution.log_analysis.attempts import (
     whose,
 )
 from everstep_services.attribution.log_analysis.clocks import Clocks
-from everstep_services.attribution.log_analysis.judgement import Judgement, Timing
+from everstep_services.attribution.log_analysis.judgement import Judgement, Timing, with_end
+from everstep_services.attribution.log_analysis.log_end import Tails
 from everstep_services.attribution.log_analysis.origins import Origin, of_line
+from everstep_services.attribution.log_analysis.pending_work import (
+    PendingWork,
+    mismatch,
+    work_of,
+)
 from everstep_services.attribution.log_analysis.report import EarlierAttempt, Failure, LogReport
 from everstep_services.attribution.log_analysis.rules import ENDS, LogRule, LogRules, Match, Role
 from everstep_services.attribution.log_analysis.tracebacks import (
@@ -83,6 +89,7 @@ class LogAnalysis:
         self.unread: list[str] = []
         """The parts of files that could not be read."""
         self._survived: dict[int, int] = {}
+        self.tails = Tails()
         self._processes: dict[str, int] = {}
         self._summaries: dict[Origin, int] = {}
         self._ranks: set[int] = set()
@@ -225,12 +232,7 @@ class LogAnalysis:
             return True
         match = self._rules.match(text)
         if match is not None:
-            rule = match.rule
-            role: Role = rule.in_the_open or rule.role
-            if match.is_of_kernel and origin.is_of_rank and role != "cascade":
-                role = "hint"
-            name = fingerprint.of_rule(rule.failure_class, match.component)
-            self._keep(origin, number, line, match, role, name, ())
+            self._add_match(origin, number, line, text, match)
             return True
         if bare := _BARE.match(text):
             name = fingerprint.of_exception(bare["kind"], "", bare["text"])
@@ -238,10 +240,25 @@ class LogAnalysis:
             return True
         return self._of_file(origin).see_start(text) or bool(enqueued)
 
+    def _add_match(self, origin: Origin, number: int, line: str, text: str, match: Match) -> None:
+        rule = match.rule
+        if rule.id == "nccl_timeout" and origin.rank is not None:
+            self._add_work(origin, origin.rank, text)
+        role: Role = rule.in_the_open or rule.role
+        if match.is_of_kernel and origin.is_of_rank and role != "cascade":
+            role = "hint"
+        name = fingerprint.of_rule(rule.failure_class, match.component)
+        self._keep(origin, number, line, match, role, name, ())
+
     def _set_enqueued(self, origin: Origin, sequence: int) -> None:
         enqueued = self._of_file(origin).current.enqueued
         if origin.rank is not None and len(enqueued) < _MOST_ORIGINS:
             enqueued[origin.rank] = max(sequence, enqueued.get(origin.rank, -1))
+
+    def _add_work(self, origin: Origin, rank: int, text: str) -> None:
+        works = self._of_file(origin).current.works
+        if (work := work_of(text)) and len(works) < _MOST_ORIGINS:
+            works.setdefault((work[0], rank), work[1])
 
     def _set_process(self, pid: str, rank: int) -> None:
         if len(self._processes) < _MOST_PROCESSES:
@@ -344,6 +361,7 @@ class LogAnalysis:
             self._clocks.offsets(), self._clocks.latest, self._survived, self._caught.places
         )
         report = self._judged(base, numbers[ordered[0]], timing) if ordered else base
+        report = with_end(report, self.tails, self._year)
         earlier = Timing(self._clocks.offsets(), None, {})
         before = [self._judged(base, numbers[number], earlier) for number in ordered[1:]]
         return report.without(self.unread).after(
@@ -360,8 +378,10 @@ class LogAnalysis:
         cascades: Counter[str] = Counter()
         accused: Counter[int] = Counter()
         enqueued: dict[int, int] = {}
+        works: dict[tuple[str, int], PendingWork] = {}
         for attempt in attempts:
             accused += attempt.accused
+            works |= attempt.works
             for rank, sequence in attempt.enqueued.items():
                 enqueued[rank] = max(sequence, enqueued.get(rank, -1))
             for kept in attempt.kept.values():
@@ -376,7 +396,7 @@ class LogAnalysis:
             [*failures.values()], accused, timing, self._silent(attempts, accused)
         )
         base = replace(base, cascades=dict(cascades.most_common()))
-        return judgement.report(base, enqueued)
+        return judgement.report(base, enqueued, mismatch(works))
 
     def _with_rank(self, failure: Failure) -> Failure:
         """The failure with its rank, if its process, local rank or task shows it."""

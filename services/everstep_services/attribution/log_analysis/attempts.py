@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from everstep_services.attribution.log_analysis import clocks
 from everstep_services.attribution.log_analysis.origins import Origin
+from everstep_services.attribution.log_analysis.pending_work import PendingWork
 from everstep_services.attribution.log_analysis.report import Failure
 
 START_WORDS = (
@@ -110,6 +111,8 @@ class Attempt:
     accused: Counter[int] = field(default_factory=Counter)
     enqueued: dict[int, int] = field(default_factory=dict)
     """The last collective that each rank has entered."""
+    works: dict[tuple[str, int], PendingWork] = field(default_factory=dict)
+    """The collective of each group that a rank was in when it timed out first."""
 
 
 class FileAttempts:

@@ -200,6 +200,8 @@ class LogFile:
         """The lines of the chunk, and their shapes."""
         self._numbers: Sequence[int] = ()
         self._at = 0
+        self._last: deque[tuple[Sequence[bytes], Sequence[int]]] = deque(maxlen=2)
+        """The lines of the last two chunks."""
 
     @property
     def progress(self) -> Sequence[tuple[int, bytes]]:
@@ -239,6 +241,7 @@ class LogFile:
         quiet = self._shapes.quiet
         self._see_progress(contents, shapes, numbers)
         self._contents, self._of_contents, self._numbers = contents, shapes, numbers
+        self._last.append((contents, numbers))
         at, end = 0, len(contents)
         loud = iter([at for at, shape in enumerate(shapes) if shape not in quiet])
         following = next(loud, end)
@@ -259,6 +262,17 @@ class LogFile:
         if is_loud or is_step or self.wants_all:
             for part in self._parts(content, is_loud=is_loud):
                 yield Line(number, part, shape, is_step)
+
+    def tail(self, size: int) -> tuple[list[tuple[int, bytes]], bool]:
+        """The last lines, of this number of bytes, and whether they are all lines of the file."""
+        lines: list[tuple[int, bytes]] = []
+        for contents, numbers in reversed(self._last):
+            for at in range(len(contents) - 1, -1, -1):
+                size -= len(contents[at]) + 1
+                if size < 0:
+                    return lines[::-1], False
+                lines.append((numbers[at], contents[at]))
+        return lines[::-1], self.bytes <= CHUNK_BYTES
 
     def progress_before(self) -> Iterator[tuple[int, bytes]]:
         """The last lines about progress before the line that was read last, in their order."""

@@ -189,6 +189,7 @@ def _take(
     finally:
         analysis.end_file()
         analysis.add_progress(origin, [*_decoded(log.progress)])
+        analysis.tails.add(origin, *log.tail(analysis.tails.size))
         analysis.lines += log.lines
         analysis.bytes += log.bytes
 

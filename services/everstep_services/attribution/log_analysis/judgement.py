@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from everstep_services.attribution.log_analysis.clocks import ZONE_S, Earliest, Moment, Offset
+from everstep_services.attribution.log_analysis.log_end import Tails
+from everstep_services.attribution.log_analysis.pending_work import WorkMismatch
 from everstep_services.attribution.log_analysis.report import Failure, LogReport
 from everstep_services.attribution.log_analysis.rules import ENDS
 
@@ -31,6 +33,12 @@ _RETRIED = re.compile(
 _OF_NCCL = 0.6
 """The confidence in a failed call of NCCL where no rank fails otherwise."""
 _LOST = "peer_lost"
+_COMPARE = "Compare what these ranks do before this collective: a branch, a batch more, a shape."
+_FROM_OUTSIDE = frozenset({"time_limit", "cancelled", "preempted", "host_oom", "killed"})
+"""Classes of ends that a training that stands still waits for."""
+_STOOD = 0.6
+_WHY = "why they stood still: stacks of the ranks, or their flight recorders, tell it"
+_OF_HANG = "Look at what the silent ranks did; more time does not help."
 _FEW = 2
 _WAITED = frozenset({"collective_timeout", "rendezvous", "nccl_error"})
 """Classes of what ranks write that wait for, or lose, another."""
@@ -104,13 +112,18 @@ class Judgement:
         self._hints = [failure for failure in failures if failure.role == "hint"]
         self._alike = _ranks_alike(self._roots)
 
-    def report(self, base: LogReport, enqueued: dict[int, int]) -> LogReport:
+    def report(
+        self, base: LogReport, enqueued: dict[int, int], different: WorkMismatch | None = None
+    ) -> LogReport:
         """Return the report with the verdict."""
         roots = self._lasting(self._roots)
         continued = [root for root in roots if self._timing.is_continued(root)]
         if ending := [root for root in roots if not self._timing.is_continued(root)]:
             report = self._of_roots(base, ending, _SURE)
             return report.with_alternatives(_distinct(continued))
+        waited = [failure for failure in self._weak if failure.failure_class in _WAITED]
+        if different is not None and waited:
+            return _of_mismatch(base, min(waited, key=_by_place), different, _distinct(waited))
         if (judged := self._by_others(base, enqueued)) is not None:
             return judged
         if continued:
@@ -247,6 +260,50 @@ class Judgement:
         missing = ["the log of the rank that ended first: here ranks only lost others"]
         missing += self._without_lines()
         return base.with_verdict("inconclusive", first, 0.2, rest, (), tuple(missing))
+
+
+def _of_mismatch(
+    base: LogReport, failure: Failure, different: WorkMismatch, others: list[Failure]
+) -> LogReport:
+    """The verdict on ranks that wait in different collectives."""
+    verdict = replace(
+        failure,
+        failure_class="collective_mismatch",
+        domain="user_code",
+        rule="collective_mismatch",
+        means=different.words,
+        advice=_COMPARE,
+        fingerprint="collective_mismatch:collective_mismatch",
+        rank=different.ranks[0] if len(different.ranks) == 1 else None,
+    )
+    return base.with_verdict("cause", verdict, different.confidence, others, different.ranks, ())
+
+
+def with_end(report: LogReport, tails: Tails, year: int) -> LogReport:
+    """The report, where the end of the logs tells more: a hang, or work that was not done."""
+    cause = report.cause
+    if cause is None:
+        return report.without(tails.unfinished())
+    if cause.failure_class not in _FROM_OUTSIDE:
+        return report
+    end = (cause.file, cause.line)
+    stood = tails.hang(end, cause.quote, year, of_all=not (report.cascades or report.alternatives))
+    if stood is None or (cause.domain != "scheduler" and stood.silent_s is None):
+        return report
+    verdict = replace(
+        cause,
+        failure_class="hang",
+        domain="unknown",
+        rule="hang",
+        role="root",
+        means=stood.words,
+        advice=_OF_HANG,
+        quote=stood.line or cause.quote,
+        fingerprint=f"hang:{','.join(map(str, stood.ranks))}",
+        rank=None,
+    )
+    others = [cause, *report.alternatives]
+    return report.with_verdict("inconclusive", verdict, _STOOD, others, stood.ranks, (_WHY,))
 
 
 def _missing_of(hint: Failure) -> str:

@@ -32,6 +32,8 @@ _FILE_LOCAL = re.compile(r"attempt_\d+/(\d{1,4})/(?:stdout|stderr)\.log$")
 _FILE_NODE = re.compile(r"(?:^|[/_.-])((?:node|host|gpu|worker)[-_]?\d{1,6})(?:\D|$)")
 _ESCAPES = re.compile(r"\x1b\[[0-?]{0,32}[ -/]{0,8}[@-~]")
 _MOST_PREFIXES = 4
+OF_SLURM = ("slurmstepd: ", "srun: ")
+"""The begin of lines that no rank writes, whatever `srun --label` puts before them."""
 
 
 class _Whose(NamedTuple):
@@ -93,6 +95,8 @@ def of_line(text: str, file: Origin) -> tuple[Origin, str]:
             break
         text = text[match.end() :]
         whose = _by_prefix(whose, match)
+    if text.startswith(OF_SLURM):
+        whose = whose._replace(rank=None, member="")
     rank, member, node, pid = whose
     if syslog := _SYSLOG.match(text):
         node, text = syslog["node"], text[syslog.end() :]
