@@ -6,16 +6,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from everstep.verdict_causes import VerdictCause
 from everstep_services.attribution.analyzers.rank_ends import first_ends, is_timeout
 from everstep_services.attribution.domain.claims import Claim, Role
 from everstep_services.attribution.flight_recorder.analysis import FlightAnalysis
 from everstep_services.attribution.flight_recorder.folder import DumpFile, read_dumps
-from everstep_services.attribution.flight_recorder.report import Fault, FlightReport, Kind
+from everstep_services.attribution.flight_recorder.report import (
+    MOST_FAULTS,
+    Fault,
+    FlightReport,
+    Kind,
+    more_faults,
+)
 from everstep_services.attribution.incident import Incident
 
 _READERS = 2
-_FAULTS_MOST = 6
+_NOTES_MOST = 6
 _SUSPECTS_MOST = 8
 _MORE_SUSPECTS = 0.5
 """The factor for the strength of each suspect if a fault has several."""
@@ -57,7 +65,7 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
     world = incident.case.world_size
     differ = await _sizes_differ(incident)
     report = await asyncio.to_thread(_report, dumps, world or None, differ)
-    incident.missing += [f"flight_recorder: {note}" for note in report.notes[:_FAULTS_MOST]]
+    incident.missing += [f"flight_recorder: {note}" for note in report.notes[:_NOTES_MOST]]
     without = sorted(set(range(world)) - set(dumps))
     has_mismatch = any(fault.kind == "mismatch" for fault in report.faults)
     if differ and not has_mismatch and len(without) == 1 and report.meetings:
@@ -68,7 +76,7 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
     is_torn = not await asyncio.to_thread(lambda: all(map(is_timeout, first_ends(incident.case))))
     return [
         claim
-        for fault in report.faults[:_FAULTS_MOST]
+        for fault in _shown(report.faults)
         if not (is_torn and fault.kind in _ALL_JOINED)
         and not (fault.kind == "no_dump" and any(it.rank in late for it in fault.suspects))
         for claim in _claims(fault, fact)
@@ -104,6 +112,14 @@ def _report(dumps: Mapping[int, bytes], world: int | None, differ: bool) -> Flig
         for dump in read_dumps(files, readers=min(_READERS, len(files))):
             analysis.add(dump)
     return analysis.report(sizes_differ=differ)
+
+
+def _shown(faults: Sequence[Fault]) -> Iterator[Fault]:
+    """The first faults; the last of them says how many more there are."""
+    shown, rest = faults[:MOST_FAULTS], faults[MOST_FAULTS:]
+    for fault in shown:
+        is_cut = rest and fault is shown[-1]
+        yield replace(fault, summary=f"{fault.summary}; {more_faults(rest)}") if is_cut else fault
 
 
 def _claims(fault: Fault, fact: str | None) -> Iterator[Claim]:

@@ -251,6 +251,7 @@ class _Reader:
         if self._nameless:
             problems.append(f"{self._nameless} entries without an operation were left out")
         lost = max(0, self._highest + 1 - self._count)
+        self._add_quiet_groups()
         texts = [(digest, text) for text, digest in self._digests.items()]
         return RankSummary(
             rank=rank,
@@ -267,6 +268,24 @@ class _Reader:
             problems=tuple(problems),
             is_partial=bool(self._bad or self._nameless),
         )
+
+    def _add_quiet_groups(self) -> None:
+        """Add the groups that have a status and no entry: all that they were called for is over.
+
+        A status has the number of its group, and a list of ranks has the name; both count groups
+        in the order in which they were made.
+        """
+        numbers = sorted(number_of(number, -1) for number in self._status)
+        names = [text_of(name) for name in self._config]
+        if len(names) != len(numbers) or not all(map(str.isdecimal, names)):
+            return
+        pairs = dict(zip(sorted(names, key=int), numbers, strict=True))
+        if any(pairs.get(group.name) != group.id for group in self._groups.values()):
+            return
+        for name in names:
+            if name not in self._groups:
+                description = text_of(mapping_of(self._config[name]).get("desc"))
+                self._groups[name] = GroupReader(name, description, pairs[name], is_gloo=False)
 
     def _members(self, group: GroupReader) -> bytes:
         ranks = mapping_of(self._config.get(group.name)).get("ranks")

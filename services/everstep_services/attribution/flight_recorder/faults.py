@@ -10,6 +10,7 @@ A wait that is no longer than others in the same ring accuses nobody.
 from collections.abc import Iterable, Mapping, Sequence
 
 from everstep_services.attribution.flight_recorder.circles import odd_ranks
+from everstep_services.attribution.flight_recorder.merged_faults import merged
 from everstep_services.attribution.flight_recorder.mismatches import Mismatch
 from everstep_services.attribution.flight_recorder.ranges import named
 from everstep_services.attribution.flight_recorder.report import (
@@ -29,7 +30,7 @@ _PATIENCE_NS = 5_000_000_000
 _LEAST_NS = 1_000_000_000
 _UNUSUAL = 2
 _BELIEVED = 0.5
-_COMMON = 0.55
+_ALONE = 0.6
 _MOST_MEETINGS = 64
 
 
@@ -56,11 +57,7 @@ class FaultFinder:
             moving = [end for end in ends if self._is_moving(end)]
             young = (fault for end in _together(moving) for fault in self._faults(end))
             seen += [fault for fault in young if fault.kind == "mismatch"]
-        faults = sorted(
-            seen,
-            key=lambda fault: (-fault.confidence, -len(fault.waiting)),
-        )
-        faults = list(_in_common(faults))
+        faults = merged(seen)
         return FlightReport(
             verdict=self._verdict(faults),
             summary=self._summary(faults),
@@ -117,7 +114,17 @@ class FaultFinder:
         """Ranks for which others wait, and that wait for nobody."""
         silent = [rank for rank in ranks if rank not in self._graph.ranks]
         present = [rank for rank in ranks if rank in self._graph.ranks]
-        if present:
+        alone = self._alone(present)
+        if alone:
+            yield self._fault(
+                "never_joined",
+                f"{named(alone)} alone entered {self._awaited(present)}, and {named(present)} "
+                f"never joined it: it calls what the others do not, or they are stuck elsewhere",
+                _ALONE * self._certainty(present),
+                [(rank, "is alone in a collective that all others leave out") for rank in alone]
+                + [(rank, self._last_seen(rank)) for rank in present],
+            )
+        elif present:
             waits = "waits for nobody: it is" if len(present) == 1 else "wait for nobody: they are"
             yield self._fault(
                 "never_joined",
@@ -137,6 +144,17 @@ class FaultFinder:
                 [(rank, self._without_dump(rank)) for rank in silent],
             )
 
+    def _alone(self, absent: Sequence[int]) -> list[int]:
+        """The ranks that wait alone in a collective for all others, which wait for nobody."""
+        alone = []
+        for meeting in self._awaited_at(absent):
+            group = self._graph.groups[meeting[0]]
+            joined = [rank for rank in group.records if group.has_joined(rank, meeting[1])]
+            others = set(group.everybody()) - set(joined)
+            if len(joined) == 1 and len(others) > 1 and others <= set(absent):
+                alone += joined
+        return sorted(set(alone))
+
     def _without_dump(self, rank: int) -> str:
         if rank in self._unreadable:
             return f"its dump cannot be read: {self._unreadable[rank].reason}"
@@ -155,14 +173,24 @@ class FaultFinder:
         )
 
     def _awaited_at(self, ranks: Sequence[int]) -> list[Meeting]:
-        waiters = {node for rank in ranks for node in self._graph.waiters.get(rank, ())}
-        return [waiter for waiter in waiters if not isinstance(waiter, int)]
+        groups = self._graph.groups
+        waiters = {(node, rank) for rank in ranks for node in self._graph.waiters.get(rank, ())}
+        awaited = {
+            node
+            for node, rank in waiters
+            if isinstance(node, tuple)
+            and node[0] in groups
+            and not groups[node[0]].has_joined(rank, node[1])
+        }
+        return sorted(
+            awaited, key=lambda node: (self._graph.last_to_come[node][1].created_ns, node)
+        )
 
     def _awaited(self, ranks: Sequence[int]) -> str:
         meetings = self._awaited_at(ranks)
         if not meetings:
             return "a transfer"
-        first = min(meetings, key=lambda meeting: self._graph.last_to_come[meeting][1].created_ns)
+        first = meetings[0]
         more = f" and {len(meetings) - 1} more" if len(meetings) > 1 else ""
         return (
             f"{self._graph.last_to_come[first][1].operation}, number {first[1]} of {first[0]}{more}"
@@ -237,8 +265,10 @@ class FaultFinder:
         return self._fault(
             "stuck",
             f"all {len(unfinished)} ranks joined {here}, and it does not end: the network, a "
-            f"device or the library; the dumps do not tell which",
-            0.3,
+            f"device or the library; the dumps do not tell which"
+            if len(unfinished) > 1
+            else f"{named(unfinished)} is alone in {here}, and it does not end: its device",
+            0.3 if len(unfinished) > 1 else _ALONE,
             [(rank, "joined") for rank in unfinished],
         )
 
@@ -367,30 +397,3 @@ def _together(ends: Sequence[Sequence[Node]]) -> Iterable[Sequence[Node]]:
     if alone:
         yield alone
     yield from (end for end in ends if not (len(end) == 1 and isinstance(end[0], int)))
-
-
-def _in_common(faults: Iterable[Fault]) -> Iterable[Fault]:
-    """The faults; stuck collectives are one fault, of the ranks that are in all of them."""
-    faults = list(faults)
-    stuck = [fault for fault in faults if fault.kind == "stuck" and fault.confidence < _BELIEVED]
-    common = (
-        set.intersection(*({s.rank for s in fault.suspects} for fault in stuck)) if stuck else set()
-    )
-    if len(stuck) < 2 or not common:
-        return faults
-    waiting = {
-        rank for fault in stuck for rank in (*fault.waiting, *(s.rank for s in fault.suspects))
-    }
-    fault = Fault(
-        kind="stuck",
-        summary=f"{len(stuck)} collectives do not end though all have joined, and {named(common)} "
-        f"{'is' if len(common) == 1 else 'are'} in all of them: its device or link",
-        confidence=_COMMON,
-        suspects=tuple(
-            Suspect(rank=rank, reason="is in all the collectives that do not end")
-            for rank in sorted(common)
-        ),
-        waiting=tuple(sorted(waiting - common)),
-    )
-    others = [fault for fault in faults if fault not in stuck]
-    return sorted([*others, fault], key=lambda item: -item.confidence)

@@ -1,6 +1,6 @@
 """The answer of the flight recorders, as data and as text."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -59,6 +59,8 @@ class FlightReport(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
+MOST_FAULTS = 3
+"""How many faults people are shown."""
 _MOST_SUSPECTS = 8
 _MOST_MEETINGS = 10
 _STATES = {
@@ -76,8 +78,10 @@ def lines(
     """Yield a report for people, limited to these groups and this number of collectives."""
     yield report.summary
     yield ""
-    for number, fault in enumerate(report.faults, 1):
+    for number, fault in enumerate(report.faults[:MOST_FAULTS], 1):
         yield from _fault(number, fault)
+    if len(report.faults) > MOST_FAULTS:
+        yield from (f"{more_faults(report.faults[MOST_FAULTS:])} (all by -o json)", "")
     meetings = [meeting for meeting in report.meetings if _is_of(meeting, groups)]
     if meetings:
         yield "Collectives that are not over:"
@@ -90,6 +94,12 @@ def lines(
     if report.without_dump:
         yield f"No dump: {named(report.without_dump)}."
     yield from (f"Note: {note}." for note in report.notes)
+
+
+def more_faults(faults: Sequence[Fault]) -> str:
+    """One line for the faults that are not shown."""
+    ranks = named(suspect.rank for fault in faults for suspect in fault.suspects)
+    return f"… and {len(faults)} more fault{'s' * (len(faults) > 1)}, of {ranks}"
 
 
 def _is_of(meeting: MeetingState, groups: Collection[str]) -> bool:

@@ -52,6 +52,11 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
     knows_starts: bool = False
     """Whether the backend reports that a collective has started, as NCCL does and gloo does not."""
 
+    @property
+    def has_calls(self) -> bool:
+        """Whether the dump has entries of the group, and not its status alone."""
+        return bool(self.calls or self.pending or self.sends or self.receives)
+
 
 class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The summary of one rank's dump."""

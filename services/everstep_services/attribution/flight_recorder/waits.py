@@ -3,11 +3,13 @@
 A meeting is a collective of a group, or a transfer between two ranks. A rank waits in the oldest
 collective of each group that it has begun, and in its transfers. A meeting waits for the ranks
 that have not come to it, and for older work that keeps a rank that has come from starting it.
+Streams of a device may be independent, so older work of other groups counts only for a meeting
+that nothing else explains.
 """
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from everstep_services.attribution.flight_recorder.graph import closing_components
@@ -53,6 +55,10 @@ class Group:
                 return pending.state
         return "completed" if record.completed >= sequence else "scheduled"
 
+    def differs_by(self, sequence: int) -> bool:
+        """Whether ranks have called different operations up to this collective."""
+        return self.mismatch is not None and self.mismatch.sequence <= sequence
+
     def everybody(self) -> tuple[int, ...]:
         return self.members or tuple(self.records)
 
@@ -79,57 +85,107 @@ class WaitGraph:
     """All waits of a job."""
 
     def __init__(self, ranks: Mapping[int, RankSummary], world: int, texts: CallTexts) -> None:
-        self.ranks = ranks
-        self.groups = _groups(ranks, world)
+        self.ranks = dict(sorted(ranks.items()))
+        self.groups = _groups(self.ranks, world)
         self.last_to_come: dict[Meeting, tuple[int, Pending]] = {}
         """For each meeting that is not over, the rank that came last."""
-        self.edges: dict[Node, set[Node]] = {rank: set() for rank in ranks}
+        self.edges: dict[Node, set[Node]] = {rank: set() for rank in self.ranks}
         self.transfers: dict[int, list[tuple[int, str, Pending]]] = {}
         """For each rank that others wait for in transfers, the waiting ranks and their groups."""
         self._tensors: dict[tuple[Meeting, int], str] = {}
         self.oldest: dict[int, dict[str, Pending]] = {}
         """The collective of each group in which a rank waits."""
+        self._begun: dict[int, dict[Node, Pending]] = {}
+        """The oldest work of a rank that is not over, by the node that it waits for."""
         for group in self.groups.values():
             group.mismatch = find_mismatch(group.records, texts)
+        self._passed_ns = self._passed()
+        """For ranks that do not see their own work end, when they began the last that has."""
         for key, group in self.groups.items():
             for rank, record in group.records.items():
                 self._add_waits(key, rank, record)
         for meeting in self.last_to_come:
             self.edges[meeting] = set(self._held_up_by(meeting))
-        self.waiters: dict[Node, list[Node]] = {}
+        self.waiters = self._backwards()
         """The nodes that wait for a node: the edges backwards."""
+        self.unexplained = self.ends()
+        """The ends as they are if streams are independent."""
+        for node in {node for end in self.unexplained for node in end}:
+            if not isinstance(node, int):
+                self.edges[node] |= self._begun_before(node)
+        self.waiters = self._backwards()
+
+    def _backwards(self) -> dict[Node, list[Node]]:
+        waiters: dict[Node, list[Node]] = {}
         for node, targets in self.edges.items():
             for target in targets:
-                self.waiters.setdefault(target, []).append(node)
+                waiters.setdefault(target, []).append(node)
+        return waiters
 
     def ends(self) -> list[list[Node]]:
         """The components that wait for nothing outside of themselves, and are waited for."""
-        components = closing_components(self.edges)
         return [
-            component for component in components if any(node in self.waiters for node in component)
+            sorted(component, key=str)
+            for component in closing_components(self.edges)
+            if any(node in self.waiters for node in component)
         ]
+
+    def _begun_before(self, meeting: Meeting) -> set[Node]:
+        """The oldest work, not over, that each rank in a meeting has begun before it."""
+        group = self.groups.get(meeting[0])
+        if group is not None and group.differs_by(meeting[1]):
+            return set()
+        older: set[Node] = set()
+        for rank in self.waiters.get(meeting, ()):
+            if isinstance(rank, int) and self._begun[rank][meeting].state != "started":
+                begun = {node: work.created_ns for node, work in self._begun[rank].items()}
+                first = min(begun, key=lambda node: (begun[node], str(node)))
+                if begun[first] < begun[meeting]:
+                    older.add(first)
+        return older
 
     def waiting_for(self, nodes: Iterable[Node]) -> tuple[int, ...]:
         """The ranks that wait for any of these nodes, without these themselves."""
         start = set(nodes)
-        seen, todo = set(start), list(start)
+        return tuple(
+            sorted(node for node in self.leading_to(start) - start if isinstance(node, int))
+        )
+
+    def leading_to(self, nodes: Collection[Node]) -> set[Node]:
+        """These nodes, and all that wait for them, directly or through others."""
+        seen, todo = set(nodes), list(nodes)
         while todo:
             fresh = [waiter for waiter in self.waiters.get(todo.pop(), ()) if waiter not in seen]
             seen.update(fresh)
             todo.extend(fresh)
-        return tuple(sorted(node for node in seen - start if isinstance(node, int)))
+        return seen
+
+    def _passed(self) -> dict[int, int]:
+        passed: dict[int, int] = {}
+        for group in self.groups.values():
+            over = max((record.completed for record in group.records.values()), default=0)
+            for rank, record in group.records.items():
+                for call in record.pending:
+                    if call.peer is None and call.sequence <= over and _needs_all(call):
+                        passed[rank] = max(passed.get(rank, 0), call.created_ns)
+        return passed
 
     def _add_waits(self, key: str, rank: int, record: GroupRecord) -> None:
         oldest = oldest_wait(record)
+        passed_ns = self._passed_ns.get(rank, 0)
+        if oldest is not None and 0 < oldest.created_ns < passed_ns:
+            group = self.groups[key]
+            if not any(other.completed >= oldest.sequence for other in group.records.values()):
+                oldest = None  # over, too; its other ranks have dumps of what is not over alone
         if oldest is not None:
             self.oldest.setdefault(rank, {})[key] = oldest
             meeting = (key, oldest.sequence)
             last = self.last_to_come.get(meeting)
             if last is None or oldest.created_ns > last[1].created_ns:
                 self.last_to_come[meeting] = (rank, oldest)
-            self.edges[rank].add(meeting)
+            self._add_wait(rank, meeting, oldest)
         for transfer in record.pending:
-            if transfer.peer is not None:
+            if transfer.peer is not None and transfer.created_ns >= passed_ns:
                 self._add_transfer(key, rank, transfer)
 
     def _add_transfer(self, key: str, rank: int, transfer: Pending) -> None:
@@ -137,7 +193,7 @@ class WaitGraph:
         group = self.groups[key]
         peer = group.place(transfer.peer or 0)
         if not self._has_come(group, rank, peer, transfer):
-            self.edges[rank].add(peer)
+            self._add_wait(rank, peer, transfer)
             self.edges.setdefault(peer, set())
             self.transfers.setdefault(peer, []).append((rank, key, transfer))
             return
@@ -145,7 +201,13 @@ class WaitGraph:
         meeting = (f"transfer from rank {sender} to rank {receiver} in {key}", transfer.sequence)
         self.last_to_come.setdefault(meeting, (rank, transfer))
         self._tensors.setdefault((meeting, rank), transfer.operation.partition(" of ")[2])
-        self.edges[rank].add(meeting)
+        self._add_wait(rank, meeting, transfer)
+
+    def _add_wait(self, rank: int, node: Node, work: Pending) -> None:
+        self.edges[rank].add(node)
+        begun = self._begun.setdefault(rank, {})
+        if node not in begun or work.created_ns < begun[node].created_ns:
+            begun[node] = work
 
     def _has_come(self, group: Group, rank: int, peer: int, transfer: Pending) -> bool:
         record = group.records.get(peer)
@@ -155,6 +217,7 @@ class WaitGraph:
             call.peer is not None
             and call.is_send != transfer.is_send
             and group.place(call.peer) == rank
+            and call.created_ns >= self._passed_ns.get(peer, 0)
             for call in record.pending
         ):
             return True
@@ -169,7 +232,7 @@ class WaitGraph:
         group = self.groups.get(meeting[0])
         if group is None:
             return  # a transfer that both have begun
-        if group.mismatch is not None and group.mismatch.sequence <= meeting[1]:
+        if group.differs_by(meeting[1]):
             return  # the mismatch explains it: later calls differ because of it
         joined = [r for r in group.records if group.has_joined(r, meeting[1])]
         # No rank is alone in a group: if no dump lists its ranks, any missing rank may be in it.
@@ -200,6 +263,11 @@ class WaitGraph:
         """Whether no dump lists the ranks of a group."""
         group = self.groups.get(key)
         return group is not None and not group.members
+
+
+def _needs_all(call: Pending) -> bool:
+    """Whether a collective ends nowhere before each rank has taken part."""
+    return call.operation.startswith(("all", "reduce_scatter", "barrier"))
 
 
 def oldest_wait(record: GroupRecord) -> Pending | None:
@@ -233,6 +301,10 @@ def _groups(ranks: Mapping[int, RankSummary], world: int) -> dict[str, Group]:
         if names[key] > 1:  # groups that were split share a name: their ranks tell them apart
             key = f"{key} ({name}) of {named(members or records)}"
         groups.setdefault(key, Group(key, members)).records.update(records)
+    for group in groups.values():
+        if any(record.sends or record.receives for record in group.records.values()):
+            # A status counts transfers, too: alone it does not tell which collectives are over.
+            group.records = {r: record for r, record in group.records.items() if record.has_calls}
     return groups
 
 
