@@ -79,21 +79,23 @@ def test_steps_that_a_requeue_lost_are_taken_from_the_allocation_before() -> Non
         progress(114, 2, 10, 10.0),
     ]  # fmt: skip
     known = spent(facts, now=114)
-    per_step = (1.0 + 60.0) / 61
-    assert known["lost_steps"] == pytest.approx(10 * per_step)
-    assert known["productive"] == pytest.approx(60 - 10 * per_step + 10)
+    assert known["lost_steps"] == 10
+    assert known["productive"] == 60
     assert known["idle"] == 1
 
 
-def test_steps_that_an_incident_lost_cost_what_they_had_taken() -> None:
+@pytest.mark.parametrize("is_reported", [True, False], ids=["counted", "its node was lost"])
+def test_steps_that_an_incident_lost_cost_what_they_had_taken(is_reported: bool) -> None:
+    """Without the start of the process, which is in the time of a round's first step."""
     facts = [
-        started(), *round_of(1, formed=1, ran=2, first=3), progress(63, 1, 60, 60.0),
-        ended(63, 1, "rank_exited", "i"), *round_of(2, formed=64, ran=65, first=66),
-        at(66, "incident_closed", incident="i", outcome="recovered", lost_s=0.0, lost_steps=10,
+        started(), *round_of(1, formed=1, ran=2, first=33),
+        *([progress(43, 1, 20, 10.0)] if is_reported else []),
+        ended(43, 1, "rank_exited", "i"), *round_of(2, formed=44, ran=45, first=66),
+        at(66, "incident_closed", incident="i", outcome="recovered", lost_s=0.0, lost_steps=8,
            ledger=Ledger(detect_s=0.0), next_round=2),
-        progress(76, 2, 10, 10.0),
+        progress(76, 2, 20, 10.0),
     ]  # fmt: skip
-    assert spent(facts, now=76)["lost_steps"] == pytest.approx(10 * 61.0 / 61)
+    assert spent(facts, now=76)["lost_steps"] == 8 * 0.5
 
 
 def test_a_slow_rank_that_is_not_cleared_costs_what_its_finding_estimates() -> None:

@@ -190,15 +190,15 @@ def _lost_s(here: RoundTrace, trace: GoodputTrace) -> float:
     lost_steps = here.lost_steps or sum(closing.lost_steps or 0 for closing in closings)
     if not lost_steps:
         return 0.0
-    earlier = [
+    timed = [
         round_
         for allocation in trace.allocations
         for round_ in allocation.rounds.values()
-        if round_.number < here.number and round_.steps
+        if round_.number <= here.number and round_.steps
     ]
-    if not earlier:
+    if not timed:
         return 0.0
-    last = max(earlier, key=lambda round_: round_.number)
+    last = max(timed, key=lambda round_: (round_ is not here, round_.number))
     return lost_steps * last.steps_took_s / last.steps
 
 

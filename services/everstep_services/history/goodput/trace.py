@@ -50,6 +50,7 @@ class RoundTrace:
     last_step_s: float | None = None
     """When the newest step was reported."""
     steps: int = 0
+    """The steps after its first, and how long they took."""
     steps_took_s: float = 0.0
     ended_s: float | None = None
     end_cause: str = ""
@@ -192,9 +193,12 @@ def _progress(trace: GoodputTrace, fact: ProgressMade, at_s: float) -> None:
         earliest_s = max(here.restored_s or 0.0, here.started_s or 0.0, here.formed_s or 0.0)
         here.first_step_s = max(at_s - made_s, min(earliest_s, at_s))
         here.lost_steps = fact.lost_steps
+        counted, counted_s = max(fact.steps - 1, 0), made_s  # its first step has the start in it
+    else:
+        counted, counted_s = fact.steps, fact.steps_s
     here.last_step_s = max(at_s, here.last_step_s or at_s)
-    here.steps += fact.steps
-    here.steps_took_s += fact.steps_s
+    here.steps += counted
+    here.steps_took_s += counted_s
 
 
 def _round_ended(trace: GoodputTrace, fact: RoundEnded, at_s: float) -> None:
