@@ -2,10 +2,13 @@
 
 import asyncio
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 
 from everstep.bus import BusSettings, connect, topology
+from everstep.bus.errors import SpoolBusyError
 from everstep.bus.facts.spool import Spool
 from everstep.bus.server.dev_server import DevServer
 from everstep_services.agent.telemetry.leftover_spools import LOGIN, SentSpool, remember, send_left
@@ -71,6 +74,52 @@ async def test_a_spool_in_use_is_left_to_its_process(nats: DevServer, spools: Pa
     assert await sent(spools) == []
     await asyncio.to_thread(spool.close)
     assert len(await sent(spools)) == 1
+
+
+async def test_a_process_waits_for_its_spool_while_another_task_looks_at_it(
+    nats: DevServer, spools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an agent does with the spools of services that are just being opened in its process."""
+    looking, really_open = await asyncio.to_thread(Spool.open, spools / "health"), Spool.open
+
+    def until_refused(*folder: Any, **bounds: Any) -> Spool:
+        try:
+            return really_open(*folder, **bounds)
+        except SpoolBusyError:
+            looking.close()
+            raise
+
+    monkeypatch.setattr(Spool, "open", until_refused)
+    async with connect(nats.settings("service"), "health", spool=spools / "health"):
+        with pytest.raises(SpoolBusyError):
+            await asyncio.to_thread(really_open, spools / "health")
+
+
+async def test_a_spool_is_not_kept_by_a_process_that_was_cancelled_while_it_opened_it(
+    nats: DevServer, spools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Services that are stopped at their start, and started again in the same process."""
+    opens, goes_on, really_open = asyncio.Event(), Event(), Spool.open
+    loop = asyncio.get_running_loop()
+
+    def held_up(*folder: Any, **bounds: Any) -> Spool:
+        loop.call_soon_threadsafe(opens.set)
+        assert goes_on.wait(WITHIN_S)
+        return really_open(*folder, **bounds)
+
+    async def run() -> None:
+        async with connect(nats.settings("service"), "health", spool=spools / "health"):
+            pass
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Spool, "open", held_up)
+        starting = asyncio.create_task(run())
+        await opens.wait()
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        goes_on.set()
+    await run()
 
 
 def test_the_login_is_for_its_user_alone_and_has_no_secret(tmp_path: Path) -> None:

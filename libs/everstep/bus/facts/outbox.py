@@ -11,7 +11,7 @@ also through a reconnect. The stream recognizes a second copy by its `Nats-Msg-I
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from everstep.bus.errors import (
     FactsWaitingError,
     MessageTooLargeError,
     NoStreamError,
+    SpoolBusyError,
     SpoolError,
     SpoolWriteError,
 )
@@ -45,6 +46,9 @@ _RETRY_FIRST_S = 0.1
 _RETRY_MAX_S = 5.0
 _MESSAGE_TOO_LARGE = 10054
 _HEADERS_BYTES = 512
+_LOCKED_WITHIN_S = 20.0
+"""How long another task may hold a spool, to send what is left in it."""
+_LOOK_AGAIN_S = 0.05
 
 
 class _Group:
@@ -302,10 +306,9 @@ class Outbox:
 async def open_outbox(connection: Connection, folder: Path) -> AsyncIterator[Outbox]:
     """Open the outbox of one process. Facts that an earlier process left are sent first."""
     loop = asyncio.get_running_loop()
-    max_bytes = connection.settings.spool_max_bytes
     thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
     try:
-        spool = await loop.run_in_executor(thread, lambda: Spool.open(folder, max_bytes=max_bytes))
+        spool = await _opened(thread, folder, connection.settings.spool_max_bytes)
         try:
             outbox = Outbox(connection, spool, thread)
             with connection.noticing(
@@ -317,6 +320,28 @@ async def open_outbox(connection: Connection, folder: Path) -> AsyncIterator[Out
                 ):
                     yield outbox
         finally:
-            await loop.run_in_executor(thread, spool.close)
+            await asyncio.shield(loop.run_in_executor(thread, spool.close))
     finally:
         thread.shutdown(wait=False)  # its last act, closing the spool, is over
+
+
+async def _opened(thread: ThreadPoolExecutor, folder: Path, max_bytes: int) -> Spool:
+    """Open the spool; wait while another task sends what is left in it, or just closes it."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + _LOCKED_WITHIN_S
+    while True:
+        opening = thread.submit(Spool.open, folder, max_bytes=max_bytes)
+        try:
+            return await asyncio.wrap_future(opening)
+        except SpoolBusyError:
+            if loop.time() > until:
+                raise
+            await asyncio.sleep(_LOOK_AGAIN_S)
+        except asyncio.CancelledError:
+            thread.submit(_close_if_open, opening)  # nobody else knows of it
+            raise
+
+
+def _close_if_open(opening: Future[Spool]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
