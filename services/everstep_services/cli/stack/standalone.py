@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from everstep.bus import BusSettings
 from everstep.bus.errors import BusUnreachableError
@@ -19,6 +20,9 @@ from everstep_services.cli.machine.state import StateDir
 from everstep_services.cli.stack.supervisor import Ready, StackPlan, run_stack
 from everstep_services.history.notifications.settings import NotifySettings
 
+if TYPE_CHECKING:
+    from sqlalchemy import Executable
+
 log = logging.getLogger(__name__)
 
 _AGAIN_AFTER_S = 1.0
@@ -26,6 +30,9 @@ _LIFE_S = 10.0
 _RECORDED_WITHIN_S = 3.0
 _RECORDED_FOR_MESSAGES_WITHIN_S = 20.0
 """With notifications: a busy machine may still be opening history when a short job ends."""
+_JUDGED_WITHIN_S = 20.0
+"""Attribution judges 4 s after the first report of an incident at the latest, if the machine does
+not keep it waiting."""
 _LOOK_EVERY_S = 0.05
 
 
@@ -57,41 +64,53 @@ async def run_alone(
 async def _await_record(path: Path, plan: RunPlan, within_s: float) -> None:
     """Wait until history has recorded the end of this run, so that the record can answer.
 
-    Never longer than `within_s`: facts that are not in the record by then wait in the
-    files of the bus, and the next start adds them.
+    If the job has ended for good, wait for the verdicts on its incidents, too: nobody would reach
+    them later. Never longer than `within_s`, and `_JUDGED_WITHIN_S` for verdicts: facts that are
+    not in the record by then wait in the files of the bus, and the next start adds them.
     """
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(within_s):
-            while not await _is_recorded(path, plan):  # noqa: ASYNC110  a file tells nobody
-                await asyncio.sleep(_LOOK_EVERY_S)
-
-
-async def _is_recorded(path: Path, plan: RunPlan) -> bool:
-    """Whether the record has the end of the job, or of this allocation where the job goes on."""
     # Imported only here: the warden starts after all other imports, and ranks wait for it.
-    from sqlalchemy import select
-    from sqlalchemy.exc import SQLAlchemyError
+    from sqlalchemy import func, select
 
     from everstep.store import tables
+
+    jobs, allocations, incidents = tables.jobs.c, tables.allocations.c, tables.incidents.c
+    has_ended = select(jobs.job).where(jobs.job == plan.job, jobs.ended_us.is_not(None))
+    of_allocation = select(allocations.job).where(
+        allocations.job == plan.job,
+        allocations.allocation == plan.allocation,
+        allocations.ended_us.is_not(None),
+    )
+    unjudged = select(incidents.job).where(
+        incidents.job == plan.job,
+        incidents.verdict_fact.is_(None),
+        func.coalesce(incidents.outcome, "") != "merged",
+    )
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            await _await_row(path, has_ended.union_all(of_allocation))
+        async with asyncio.timeout(_JUDGED_WITHIN_S):
+            await _await_row(path, select(1).where(~(has_ended.exists() & unjudged.exists())))
+
+
+async def _await_row(path: Path, query: "Executable") -> None:
+    """Wait until the record has a row that the query asks for."""
+    from sqlalchemy.exc import SQLAlchemyError
+
     from everstep.store.errors import StoreError
     from everstep.store.record_file import RecordFile, has_log
 
-    if not has_log(path):  # history has not opened it yet
-        return False
-    jobs, allocations = tables.jobs.c, tables.allocations.c
-    of_job = select(jobs.ended_us).where(jobs.job == plan.job)
-    of_allocation = select(allocations.ended_us).where(
-        allocations.job == plan.job, allocations.allocation == plan.allocation
-    )
-    record = RecordFile(path)
-    try:
-        async with record.read() as connection:
-            ends = [(await connection.execute(query)).scalar() for query in (of_job, of_allocation)]
-    except (StoreError, SQLAlchemyError):  # its schema is not there yet
-        return False
-    finally:
-        await record.close()
-    return any(end is not None for end in ends)
+    while True:
+        if has_log(path):  # history has opened it
+            record = RecordFile(path)
+            try:
+                async with record.read() as connection:
+                    if (await connection.execute(query)).first() is not None:
+                        return
+            except (StoreError, SQLAlchemyError):  # its schema is not there yet
+                pass
+            finally:
+                await record.close()
+        await asyncio.sleep(_LOOK_EVERY_S)
 
 
 async def _keep(
