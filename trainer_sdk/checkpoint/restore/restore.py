@@ -18,6 +18,7 @@ from trainer_sdk.checkpoint.image_folder import is_on_disk
 from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.restore.agreement import Agreement, StateSource
 from trainer_sdk.checkpoint.restore.choice import (
+    GLOBAL,
     NEAREST_FIRST,
     JobPast,
     RejectedState,
@@ -139,7 +140,7 @@ class Restore:
 
     def _passed_by(self, choice: RestoreChoice) -> list[RejectedState]:
         step = choice.identity.step
-        return [rejected for rejected in self._agreement.passed if rejected.step >= step]
+        return [each for each in self._agreement.passed if each.step >= step or not each.step]
 
     def _restore(self, state: LiveState, *, allow_fresh_start: bool) -> Restored | None:
         self._check_asked()
@@ -234,6 +235,10 @@ class Restore:
             self._reporter.warn(
                 f"step {self._step} is restored as asked; the newer ones, up to {newer[-1]}, are "
                 "still there, and a restore without a step takes them: quarantine or remove them"
+            )
+        if passed_over := _passed_over(passed, choice.identity.step):
+            self._reporter.warn(
+                f"step {choice.identity.step} is restored, and nothing newer: {_list(passed_over)}"
             )
         saved = choice.identity.world_size
         self._reporter.report(
@@ -354,8 +359,18 @@ def _why(passed: Sequence[RejectedState]) -> str:
     return f"the newest that all ranks have; {_list(passed)}" if passed else "the newest"
 
 
+def _passed_over(passed: Sequence[RejectedState], step: int) -> list[RejectedState]:
+    """The newer checkpoints, and files of an unknown step, that nothing has reported yet."""
+    return [
+        each
+        for each in passed
+        if not each.is_corrupt and (not each.step or (each.tier == GLOBAL and each.step > step))
+    ]
+
+
 def _list(passed: Sequence[RejectedState]) -> str:
     """The first rejected states, as text."""
-    text = "; ".join(f"step {rejected.step}: {rejected.reason}" for rejected in passed[:_NAMED])
+    steps = [f"step {each.step}: " if each.step else "" for each in passed[:_NAMED]]
+    text = "; ".join(f"{of}{each.reason}" for of, each in zip(steps, passed, strict=False))
     more = len(passed) - _NAMED
     return f"{text}; and {more} more" if more > 0 else text
