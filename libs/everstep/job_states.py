@@ -32,7 +32,7 @@ def meaning_of(state: JobState) -> JobStateMeaning:
             return JobStateMeaning(is_at_work=True, has_ranks=True)
         case "forming" | "restarting":
             return JobStateMeaning(is_at_work=True)
-        case "idle":  # between two allocations
+        case "idle":  # between two allocations; or others record facts of it, and no agent runs it
             return JobStateMeaning()
         case "done" | "failed" | "stopped" | "unknown":
             return JobStateMeaning(is_over=True)

@@ -214,6 +214,7 @@ def job_state() -> ColumnElement[str]:
     return case(
         (is_over(), jobs.end_state),
         (func.coalesce(jobs.live_allocations, 1) <= 0, "idle"),
+        (func.coalesce(jobs.started_us, jobs.live_allocations, jobs.phase_order).is_(None), "idle"),
         *((phase == order, state_of_job(state)) for order, state in PHASES.items()),
         else_=PHASES[WAITING],
     )

@@ -55,6 +55,15 @@ async def test_jobs_come_in_every_order_each_once(api: Api, reader: httpx2.Async
         assert [job["job"] for job in found] == expected[::-1], sort
 
 
+async def test_a_job_of_which_others_record_facts_is_idle(
+    api: Api, reader: httpx2.AsyncClient
+) -> None:
+    """No agent runs it: it is not forming for ever."""
+    await api.add(make("rank_exited", job="llama", round=0))
+    [job] = (await get(reader, "jobs"))["items"]
+    assert job["state"] == "idle"
+
+
 async def test_a_job_has_a_state_that_follows_its_facts(
     api: Api, reader: httpx2.AsyncClient
 ) -> None:
