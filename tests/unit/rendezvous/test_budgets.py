@@ -206,6 +206,23 @@ def test_a_long_round_that_nobody_counted_the_steps_of_says_nothing() -> None:
     assert {one.action for one in found} == {"restart"}
 
 
+@pytest.mark.parametrize(
+    ("fields", "counted"),
+    [
+        ({"steps_s": 5.0}, 3),
+        ({"steps_s": 5.0, "exit_code": None}, 0),
+        ({"cause": "node_lost", "steps_s": 5.0, "exit_code": None}, 0),
+        ({"cause": "preempted", "exit_code": None}, 0),
+        ({"cause": "preempted", "step": 0}, 0),
+    ],
+    ids=["it failed", "it was killed", "its node was lost", "it made room", "before a step"],
+)
+def test_a_short_round_of_uncounted_steps_is_one_without_progress_only_if_it_failed(
+    fields: dict[str, Any], counted: int
+) -> None:
+    assert run([failure(**fields) for _ in range(3)])[-1].past.idle_rounds == counted
+
+
 def test_the_brake_lets_only_hard_limits_stop_a_job() -> None:
     """Under the brake a stop is advice (A15.4)."""
     past = RestartHistory(idle_rounds=9)

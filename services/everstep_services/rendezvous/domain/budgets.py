@@ -196,7 +196,7 @@ def _with(
     idle, quick = past.idle_rounds, past.quick_failures
     if progress:
         idle = 0
-    elif progress is False or is_quick:
+    elif failure.is_counted and (progress is False or is_quick):
         idle += 1
     if failure.can_recur:
         quick = quick + 1 if is_quick and not progress else 0
