@@ -180,6 +180,8 @@ def test_a_round_that_was_fenced_off_gives_up_on_every_rank(root: str, folder: P
     storage = storage_for(root)
     for is_bad in (False, True):
         ranks = ranks_save(folder, root, 1, FIRST, on_error="fatal")
+        why = "earlier round 1, which replaces nothing" if is_bad else "is never replaced"
+        assert why in ranks[0].told.warned[0]
         assert all("round 2 has saved" in one.told.warned[0] for one in ranks)
         assert there_now(storage) == (2, is_bad)
         assert not storage.files(SAVING)

@@ -79,10 +79,15 @@ def why_given_up(there: StoredCheckpoint, order: WriteState, ours: Manifest) -> 
         return ""
     identity, step = manifest.identity, order.identity.step
     if identity.round > order.identity.round:
-        return (
-            f"round {identity.round} has saved step {step} there completely, and a visible "
-            "checkpoint is never replaced"
-        )
+        before = f"round {identity.round} has saved step {step} there"
+        if there.quarantined is None:
+            before += " completely, and a visible checkpoint is never replaced"
+        else:
+            before += (
+                f"; that is quarantined, but this is the earlier round {order.identity.round}, "
+                f"which replaces nothing: to save the step anew, remove {there.path}"
+            )
+        return before
     if there.quarantined is not None:
         return ""
     before = f"round {identity.round} has saved step {step} there completely"
