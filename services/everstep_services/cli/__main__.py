@@ -98,9 +98,22 @@ def _missing(error: ModuleNotFoundError) -> int:
     return 1
 
 
+_LISTED_BY = {
+    "job": "everstep jobs lists jobs",
+    "node": "everstep nodes lists nodes",
+    "step": "everstep ckpt ls lists steps",
+    "where": "a job, as everstep jobs lists them, or a folder as ./ckpt",
+    "who": "a job, @service or @admin",
+}
+"""What people need to know to give a missing argument."""
+
+
 def _misused(error: "click.ClickException") -> int:
     """One line like all others, instead of click's three."""
     text = " ".join(error.format_message().split()).rstrip(".")
+    parameter = getattr(error, "param", None)
+    if text.startswith("Missing argument") and parameter and parameter.name in _LISTED_BY:
+        text += f": {_LISTED_BY[parameter.name]}"
     where = getattr(error, "ctx", None)
     see = "" if where is None or text.endswith("?") else f"; see {where.command_path} --help"
     from everstep.observe.printable import printable

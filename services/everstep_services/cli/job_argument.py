@@ -31,7 +31,7 @@ FIRST_JOB = (
 
 def with_newest_job(command: F) -> F:
     """Give a command that only reads the argument JOB; without it, the newest job is meant."""
-    return click.argument("job", required=False, callback=_newest)(command)
+    return click.argument("job", required=False, callback=the_newest)(command)
 
 
 def with_job_at_work(command: F) -> F:
@@ -39,7 +39,8 @@ def with_job_at_work(command: F) -> F:
     return click.argument("job", required=False, callback=job_at_work)(command)
 
 
-def _newest(ctx: click.Context, _: click.Parameter, job: str | None) -> str | None:
+def the_newest(ctx: click.Context, _: click.Parameter, job: str | None) -> str | None:
+    """The job that is named, or else the newest."""
     from everstep_services.cli.api.location import open_record
 
     if job is not None or ctx.resilient_parsing:

@@ -175,6 +175,15 @@ def test_what_is_no_job_is_said_to_be_none(run: Run, words: list[str], said: str
     assert said in err
 
 
+def test_a_folder_that_was_named_without_a_slash_is_hinted_at(
+    run: Run, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(root).parent)
+    code, _, err = run("verify", "ckpt")
+    assert (code, "the folder of that name here is ./ckpt" in err) == (Exit.USAGE, True)
+    assert run("verify", "./ckpt")[0] == Exit.OK
+
+
 def test_a_clean_up_only_says_what_would_go_until_it_is_told_to(run: Run, root: str) -> None:
     run("pin", root, "100", "--reason", "paper")
     save(root, JOB, 400)
@@ -287,6 +296,10 @@ def asked(run: Run, served: ServedStory) -> Run:
 def test_a_jobs_checkpoints_are_shown_changed_and_cleaned_up(
     asked: Run, root: str, tmp_path: Path
 ) -> None:
+    for command in ("ls", "locate"):
+        assert asked(command) == asked(command, JOB)
+    for command in ("scan", "gc"):
+        assert "name the job: at work are llama, llama-8b" in asked(command)[2]
     assert asked("ls", JOB)[2].splitlines() == [
         "step 400 (global) was not saved, write: the disk is full",
         "n1 has 2 saves that wait, for 10 min 10 s: a slow disk",

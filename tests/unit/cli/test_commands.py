@@ -98,6 +98,9 @@ def test_each_command_has_help_and_the_common_options(
         (["version", "--zzz"], "No such option '--zzz'; see everstep version --help"),
         (["version", "-o", "xml"], "Invalid value for '-o'"),
         (["completion"], "Missing argument"),
+        (["bus", "revoke"], "Missing argument 'JOB': everstep jobs lists jobs; see everstep bus"),
+        (["ckpt", "pin", "llama"], "Missing argument 'STEP': everstep ckpt ls lists steps; see"),
+        (["ckpt", "pin"], "Missing argument 'WHERE': a job, as everstep jobs lists them, or a fol"),
     ],
 )
 def test_wrong_usage_is_2_and_one_line_on_stderr(

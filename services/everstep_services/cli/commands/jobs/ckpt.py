@@ -8,6 +8,7 @@ import click
 from everstep.ids import BadNameError, checked_name
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation, with_api_options
+from everstep_services.cli.job_argument import job_at_work, the_newest
 from everstep_services.cli.operator_requests import (
     NO_REASON,
     CheckpointRequest,
@@ -15,6 +16,7 @@ from everstep_services.cli.operator_requests import (
     fulfil,
     with_reason,
 )
+from everstep_services.cli.output import say
 
 _STEP = click.IntRange(min=0)
 _TIER = click.option(
@@ -29,29 +31,36 @@ def command() -> None:
     """List checkpoints, read them back, pin, clean up or pull them.
 
     WHERE is a job, about which the catalog is asked, or a folder or URL of checkpoints, which needs
-    no service and has a slash in it, as ./ckpt or s3://bucket/llama.
+    no service and has a slash in it, as ./ckpt or s3://bucket/llama. Without WHERE,
+    commands that need no STEP are about the newest job, and `gc` and `scan` about the one at work.
     """
 
 
-def _where(_context: click.Context, _parameter: click.Parameter, where: str) -> str:
+def _where(context: click.Context, parameter: click.Parameter, where: str | None) -> str | None:
+    if where is None:
+        otherwise = job_at_work if context.info_name == "gc" else the_newest
+        return otherwise(context, parameter, None)
     if is_place(where):
         return where
+    if Path(where).is_dir():
+        say(f"{where} is taken for a job; the folder of that name here is ./{where}")
     try:
         return checked_name("job", where)
     except BadNameError as error:
         raise click.UsageError(f"{error}; a folder or URL has a slash in it: ./ckpt") from error
 
 
-def _job(remedy: str) -> Callable[[click.Context, click.Parameter, str], str]:
-    """A job and no place; `remedy` is the command for a place."""
+def _job(remedy: str, otherwise: Callable[..., str | None]) -> Callable[..., str | None]:
+    """A job and no place; `remedy` is the command for a place, `otherwise` finds a job."""
 
-    def checked(_context: click.Context, _parameter: click.Parameter, job: str) -> str:
-        if is_place(job):
+    def checked(context: click.Context, parameter: click.Parameter, job: str | None) -> str | None:
+        if job is not None and is_place(job):
             raise click.UsageError(
                 f"JOB is the name of a job, and {job} is a folder or URL: see everstep jobs, or "
                 f"everstep ckpt {remedy.format(place=job)}"
             )
-        return checked_name("job", job)
+        name = otherwise(context, parameter, job)
+        return None if name is None else checked_name("job", name)
 
     return checked
 
@@ -63,7 +72,7 @@ def _about_a_step(callback: Callable[..., None]) -> click.Command:
 
 
 @command.command("ls")
-@click.argument("where", callback=_where)
+@click.argument("where", required=False, callback=_where)
 @_TIER
 @click.option(
     "-n", "--limit", type=click.IntRange(1, 1000), default=100, help="At most N checkpoints (100)."
@@ -135,7 +144,7 @@ def verify(invocation: Invocation, *, where: str, step: int | None, reason: str)
 
 
 @command.command()
-@click.argument("job", callback=_job("ls {place}"))
+@click.argument("job", required=False, callback=_job("ls {place}", the_newest))
 @click.option("--step", type=_STEP, help="Only this step; by default the newest.")
 @with_api_options
 @click.pass_obj
@@ -181,7 +190,7 @@ def release(invocation: Invocation, *, where: str, step: int, tier: str, reason:
 
 
 @command.command()
-@click.argument("job", callback=_job("scan JOB --root {place}"))
+@click.argument("job", required=False, callback=_job("scan JOB --root {place}", job_at_work))
 @click.option(
     "--root", default="", metavar="PLACE", help="A folder or URL, as the catalog sees it."
 )
@@ -193,7 +202,7 @@ def scan(invocation: Invocation, *, job: str, root: str, reason: str) -> None:
 
 
 @command.command()
-@click.argument("where", callback=_where)
+@click.argument("where", required=False, callback=_where)
 @click.option("--keep-last", type=click.IntRange(1), metavar="N", help="Keep the N newest.")
 @click.option(
     "--keep-every",
