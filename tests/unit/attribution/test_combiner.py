@@ -71,6 +71,14 @@ def test_a_place_decides_between_causes_and_gives_a_cause_its_ranks() -> None:
     assert (judged.cause, judged.ranks) == ("scheduler", (3,))
 
 
+def test_a_weak_claim_adds_no_culprits_to_those_of_a_strong_one() -> None:
+    """One rank has raised; at that moment others were not in the collective, either."""
+    raised = claim("user_code", 0.85, ranks=(3,))
+    elsewhere = claim("user_code", 0.6, ranks=(0, 2, 3), analyzer="flight_recorder")
+    assert combine(case(), [raised, elsewhere], []).ranks == (3,)
+    assert combine(case(), [elsewhere], []).ranks == (0, 2, 3)
+
+
 def test_where_ranks_stand_that_end_because_of_others_is_no_place() -> None:
     lost = claim("unknown", 0.9, kind="lost_peer", role="consequence", ranks=(1, 2))
     mismatch = claim("user_code", 0.8, ranks=(0,), analyzer="flight_recorder")

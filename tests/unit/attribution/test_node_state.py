@@ -167,6 +167,9 @@ async def test_a_script_that_ended_well_before_the_others_lost_it_has_left_them(
     assert (found.cause, found.kind, found.ranks) == ("user_code", "left_early", (1,))
     late = pages(("ended", 8.0), ("ended", 8.5), ("ended", 8.1), ("script", 7.9))
     assert (await judged(case(ends=lost), {"page": late})).kind != "left_early"
+    # Rank 3 ended after its page was read: what the page tells is its last step.
+    going_on = pages(("script", 7.0), ("ended", 7.5), ("script", 7.1), ("script", 7.2))
+    assert (await judged(case(ends=lost), {"page": going_on})).kind == "left_early"
     root = raised(3, "ValueError", "batch 17 has no labels")
     found = await judged(case(ends=(lost_peer(0), root)), {"page": early})
     assert (found.kind, found.ranks) == ("python_exception", (3,))

@@ -245,7 +245,8 @@ def _of_pages(case: Case, piece: EvidencePiece, data: bytes) -> Iterator[Claim]:
     told = {end.rank for end in (*ends, *case.done)}
     if ends:
         yield from _alone(case, piece, pages, told)
-    first_s = min((pages[rank].progress_s for rank in told & pages.keys()), default=math.inf)
+    over = (pages[rank] for rank in told & pages.keys() if pages[rank].phase == "ended")
+    first_s = min((page.progress_s for page in over), default=math.inf)
     left: dict[int | None, list[int]] = defaultdict(list)
     for rank, page in sorted(pages.items()):
         if rank not in told and page.phase == "ended" and page.progress_s <= first_s:

@@ -37,8 +37,13 @@ class Explanation:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The culprits: the ranks that its own claims name, else those of its places."""
-        own = {rank for claim in self.claims for rank in claim.ranks}
+        """The culprits: the ranks that its strong claims name, else those of its places.
+
+        A weak claim may list ranks that were only elsewhere at that moment.
+        """
+        named = [claim for claim in self.claims if claim.ranks]
+        least = min(max((claim.strength for claim in named), default=0.0), _STRONG)
+        own = {rank for claim in named if claim.strength >= least for rank in claim.ranks}
         ranks = own or {rank for claim in self.places for rank in claim.ranks}
         return tuple(sorted(ranks))
 
