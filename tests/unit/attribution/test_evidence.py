@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from everstep.archive import ArchiveMember, pack, unpack
-from everstep.messages import RankEnd, Stall
+from everstep.messages import BlobRef, EvidencePiece, RankEnd, Stall
 from everstep_services.attribution.analyzers import nvrx
 from everstep_services.attribution.analyzers.runner import BUILT_IN, AnalyzerRunner
 from everstep_services.attribution.domain.combiner import combine
@@ -314,7 +314,13 @@ async def test_a_crash_in_the_kernels_log_is_a_ranks_only_by_node_process_and_si
 
 
 @pytest.mark.parametrize(
-    "line", ["Out of memory: Killed process 900 (java)", "oom-kill:task=java,pid=900,uid=0"]
+    "line",
+    [
+        "Out of memory: Killed process 900 (java)",
+        "oom-kill:task=java,pid=900,uid=0",
+        # whose request began it, and only then who was killed
+        "java invoked oom-killer: order=0\n[ 2531.8] Out of memory: Killed process 900 (java)",
+    ],
 )
 async def test_a_process_that_the_kernel_killed_for_memory_may_be_of_somebody_else(
     line: str,
@@ -329,6 +335,25 @@ async def test_a_process_that_the_kernel_killed_for_memory_may_be_of_somebody_el
     contained = await judged(case(ends=(lost_peer(0), replace(rank, is_pid_of_host=False))), kernel)
     assert (contained.cause, [other.cause for other in contained.others]) == ("unknown", ["host"])
     assert contained.others[0].confidence > found.others[0].confidence
+
+
+async def test_a_kernels_line_counts_though_another_nodes_kernel_has_one_before() -> None:
+    """Each kernel's log is read by itself: n0's killed a process that is nobody's here."""
+    of = case(ends=(lost_peer(0), by_signal(3, "SIGKILL", 900, is_pid_of_host=True)))
+    lines = {"n0": b"[ 2530.1] Out of memory: Killed process 7 (java)\n",
+             "n1": b"[ 2531.7] Out of memory: Killed process 900 (python)\n"}  # fmt: skip
+    pieces = tuple(
+        EvidencePiece(evidence="kernel_log", node=node, fact=node,
+                      blob=BlobRef(job="j", id=node, size_bytes=1, parts=1))
+        for node in lines
+    )  # fmt: skip
+
+    async def fetch(ref: BlobRef) -> bytes:
+        return lines[ref.id]
+
+    heard = await AnalyzerRunner(BUILT_IN).run(replace(of, evidence=pieces), fetch, 60.0)
+    found = await asyncio.to_thread(combine, of, heard.claims, heard.missing)
+    assert (found.cause, found.kind, found.ranks) == ("host", "host_oom", (3,))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
@@ -47,15 +48,23 @@ _BYTES_MOST = 64 << 20
 
 
 async def analyze(incident: Incident) -> Sequence[Claim]:
-    """Return claims from two analyses: of kernels' lines, about nodes; of ranks' lines."""
-    return [
-        *await _of(incident, "log", "console"),
-        *await _of(incident, _KERNEL),
-    ]
+    """Return claims from ranks' lines, and from the lines of each node's kernel about that node."""
+    claims = await asyncio.to_thread(
+        _of_ranks, incident.case, await _read(incident, "log", "console")
+    )
+    kernels: dict[str, list[_Read]] = {}
+    for read in await _read(incident, _KERNEL):
+        kernels.setdefault(read[0].node, []).append(read)
+    for lines in kernels.values():
+        claims += await asyncio.to_thread(_of_kernel, incident.case, lines)
+    return claims
 
 
-async def _of(incident: Incident, *kinds: str) -> Sequence[Claim]:
-    read: list[tuple[EvidencePiece, int | None, bytes]] = []
+_Read = tuple[EvidencePiece, int | None, bytes]
+
+
+async def _read(incident: Incident, *kinds: str) -> Sequence[_Read]:
+    read: list[_Read] = []
     size = 0
     async for piece, rank, data in incident.contents(*kinds):
         size += len(data)
@@ -63,20 +72,35 @@ async def _of(incident: Incident, *kinds: str) -> Sequence[Claim]:
             incident.missing.append(f"{kinds[0]}: more than {_BYTES_MOST >> 20} MiB were not read")
             break
         read.append((piece, rank, data))
-    if not read:
-        return ()
-    world = incident.case.world_size or None
-    report = await asyncio.to_thread(_report, read, world)
-    is_kernel = kinds == (_KERNEL,)
+    return read
+
+
+def _of_ranks(case: Case, read: Sequence[_Read]) -> list[Claim]:
     pieces = [piece for piece, _, _ in read]
-    claims = _claims(report, pieces, is_kernel=is_kernel)
-    if not is_kernel:
-        return [_without_echo(claim, incident.case) for claim, _ in claims]
+    claims = _claims(_report(read, case.world_size or None), pieces, is_kernel=False)
+    return [_without_echo(claim, case) for claim, _ in claims]
+
+
+def _of_kernel(case: Case, read: Sequence[_Read]) -> list[Claim]:
+    """Claims from one node's kernel: a failure there repeats none of another node's."""
+    pieces = [piece for piece, _, _ in read]
+    report, processes = _report(read, case.world_size or None), _processes(read)
     doubted = [
-        _of_process(claim, pieces[failure.file].node, failure.pid, incident.case)
-        for claim, failure in claims
+        _of_process(claim, pieces[0].node, processes[claim.kind], case)
+        for claim, _ in _claims(report, pieces, is_kernel=True)
     ]
-    return [*doubted, *_of_devices(report, pieces, incident.case)]
+    return [*doubted, *_of_devices(report, pieces, case)]
+
+
+def _processes(read: Sequence[_Read]) -> Mapping[str, Collection[str]]:
+    """The processes that lines of each kind name: the first line of a failure may name none."""
+    named: dict[str, set[str]] = defaultdict(set)
+    for _, _, data in read:
+        for line in data.decode(errors="replace").splitlines():
+            match = shipped().match(line)
+            if match is not None and "pid" in match.groups:
+                named[match.rule.failure_class].add(match.groups["pid"])
+    return named
 
 
 def _of_devices(report: LogReport, pieces: Sequence[EvidencePiece], case: Case) -> Iterator[Claim]:
@@ -112,11 +136,11 @@ def _is_of_device(end: RankEnd) -> bool:
     return _OF_DEVICE.search(f"{end.error_name}: {end.error_text} {end.first_error}") is not None
 
 
-def _of_process(claim: Claim, node: str, pid: str, case: Case) -> Claim:
-    """A kernel's line about a process, about the rank whose process it is; else weakened.
+def _of_process(claim: Claim, node: str, pids: Collection[str], case: Case) -> Claim:
+    """A kernel's lines about processes, about the ranks whose processes they are; else weakened.
 
-    The line counts for a rank of that node that ended by such a signal: the rank with this process
-    id. In a container, the kernel's ids are not those of the ranks: then for the only such rank.
+    They count for ranks of that node that ended by such a signal: those with these process
+    ids. In a container, the kernel's ids are not those of the ranks: then for the only such rank.
     """
     signals = _OF_PROCESSES.get(claim.kind)
     if signals is None:
@@ -127,20 +151,21 @@ def _of_process(claim: Claim, node: str, pid: str, case: Case) -> Claim:
         if end.node == node
         and (end.signal in signals or end.how == "out_of_memory" or has_lost_worker(end))
     ]
-    own = [end for end in ends if pid and pid in _pids(end)]
+    own = sorted(end.rank for end in ends if not _pids(end).isdisjoint(pids))
     if own:
-        return replace(claim, ranks=(own[0].rank,))
-    is_foreign = bool(pid) and any(end.is_pid_of_host for end in ends)
+        return replace(claim, ranks=tuple(own))
+    is_foreign = bool(pids) and any(end.is_pid_of_host for end in ends)
     if len(ends) == 1 and not is_foreign:
         return replace(claim, ranks=(ends[0].rank,), strength=claim.strength * _OF_UNKNOWN_PROCESS)
-    why = f"process {pid} is not of a rank" if is_foreign else _doubt(len(ends))
+    why = f"process {min(pids)} is not of a rank" if is_foreign else _doubt(len(ends))
     return replace(claim, strength=claim.strength * _OF_ANOTHER, says=f"{claim.says} ({why})")
 
 
-def _pids(end: RankEnd) -> Collection[str]:
+def _pids(end: RankEnd) -> set[str]:
     """The process of a rank, and of the worker that it has lost."""
     text = f"{end.error_text} {end.first_error}"
-    return {str(end.pid or ""), *(_WORKER.findall(text) if has_lost_worker(end) else ())}
+    own = {str(end.pid)} if end.pid else set()
+    return {*own, *(_WORKER.findall(text) if has_lost_worker(end) else ())}
 
 
 def _doubt(ends: int) -> str:
@@ -158,9 +183,7 @@ def _without_echo(claim: Claim, case: Case) -> Claim:
     return replace(claim, strength=claim.strength * _OF_ANOTHER) if is_echo else claim
 
 
-def _report(
-    read: Sequence[tuple[EvidencePiece, int | None, bytes]], world: int | None
-) -> LogReport:
+def _report(read: Sequence[_Read], world: int | None) -> LogReport:
     rules = shipped()
     analysis = LogAnalysis(rules, world)
     for number, (piece, rank, data) in enumerate(read):
