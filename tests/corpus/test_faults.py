@@ -1,12 +1,8 @@
 """Each fault of the corpus shows as its label says; stacks of hangs accuse nobody else."""
 
-import os
 import subprocess
 import sys
 import sysconfig
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,8 +12,8 @@ from everstep_services.attribution.stack_analysis.files import read_content
 from everstep_services.attribution.stack_analysis.report import StackReport
 from tests.corpus.faults import FAULTS, Fault, Outcome, Run, command, running
 from tests.corpus.injected.registry import injections
+from tests.corpus.surroundings import surroundings
 from tests.corpus.training import draw
-from tests.memory_groups import limited_group
 
 pytestmark = pytest.mark.timeout(240)  # each rank imports torch
 _WORLD = 3
@@ -65,7 +61,7 @@ def test_a_fault_shows_as_its_label_says(fault: Fault, tmp_path: Path) -> None:
     """A7.5, and A4.5: it ends or hangs the ranks that it should; no stack accuses another rank."""
     seed = 7 * fault.variant + 1
     with (
-        _surroundings(fault) as environ,
+        surroundings(fault.needs) as environ,
         running(fault, tmp_path, seed=seed, world=_WORLD, environ=environ) as run,
     ):
         outcome = run.settle()
@@ -112,32 +108,3 @@ def _check_stacks(report: StackReport, outcome: Outcome) -> None:
         assert (report.verdict, suspects) == ("odd_ranks", set(outcome.culprits)), report
     if outcome.fault.name == "stuck_loader" and outcome.fault.variant in (1, 4):
         assert "its worker is at" in report.suspects[0].reason, report
-
-
-@contextmanager
-def _surroundings(fault: Fault) -> Iterator[Mapping[str, str]]:
-    """What a fault needs besides a folder; skips the test where this machine has none for us."""
-    match fault.needs:
-        case None:
-            yield {}
-        case "cgroup":
-            with limited_group(600) as group:
-                yield {"EVERSTEP_CORPUS_GROUP": str(group)}
-        case "small_disk":
-            with _small_disk() as disk:
-                yield {"EVERSTEP_CORPUS_DISK": str(disk)}
-
-
-@contextmanager
-def _small_disk() -> Iterator[Path]:
-    if os.getuid():
-        pytest.skip("only root can mount a file system")
-    with tempfile.TemporaryDirectory() as folder:
-        words = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder]
-        mounted = subprocess.run(words, capture_output=True, text=True, check=False)
-        if mounted.returncode:
-            pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
-        try:
-            yield Path(folder)
-        finally:
-            subprocess.run(["umount", folder], check=True)
