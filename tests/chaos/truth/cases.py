@@ -85,7 +85,7 @@ def _hangs() -> Iterator[Case]:
     yield _of_rank(
         "sleeping_rank", 0, 2, CODE, sdk=True, options=_limits("compute"), is_loaded=True
     )
-    yield _of_rank("sleeping_rank", 4, 1, CODE, sdk=True, options=_limits("compute"))
+    yield _of_rank("sleeping_rank", 4, 1, (*CODE, "data"), sdk=True, options=_limits("data"))
     yield _of_rank("sleeping_rank", 0, 0, CODE, options=_limits("outside", 6))
     yield _of_rank("skipped_collective", 0, 3, CODE, sdk=True, options=_limits("exchange"))
     yield _of_rank("skipped_collective", 1, 0, CODE, options=_limits("outside", 6))

@@ -24,7 +24,7 @@ _BEGAN = re.compile(r"round (\d+) began (?:at|after) step (\d+)")
 _PID = re.compile(rf"{_RANKS}\b[^;:]{{0,40}}\b(?:pid|process) (\d+)")
 _CONSEQUENCE = re.compile(
     r"only because|perhaps|seems|may |might |inconclusive|lost a rank|lost a connection|not known"
-    r"|waited? |waits |were stopped|first reported|while others"
+    r"|waited? |waits |wait for |cannot tell|were stopped|first reported|while others"
 )
 """Words of sentences that accuse nobody whom they name."""
 _ASIDE = re.compile(

@@ -79,6 +79,15 @@ def test_a_weak_claim_adds_no_culprits_to_those_of_a_strong_one() -> None:
     assert combine(case(), [elsewhere], []).ranks == (0, 2, 3)
 
 
+def test_an_unknown_cause_of_another_kind_supports_nothing() -> None:
+    """A crash of some process in a kernel's log is no sign that a rank was killed."""
+    killed = claim("unknown", 0.75, kind="killed", ranks=(1,))
+    crash = claim("unknown", 0.3, kind="segfault", analyzer="logs")
+    judged = combine(case(), [killed, crash], [])
+    assert judged.confidence <= combine(case(), [killed], []).confidence
+    assert [item.kind for item, weight in judged.evidence if weight] == ["killed"]
+
+
 def test_where_ranks_stand_that_end_because_of_others_is_no_place() -> None:
     lost = claim("unknown", 0.9, kind="lost_peer", role="consequence", ranks=(1, 2))
     mismatch = claim("user_code", 0.8, ranks=(0,), analyzer="flight_recorder")

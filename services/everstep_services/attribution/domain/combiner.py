@@ -71,6 +71,9 @@ class Explanation:
         names = {own.fingerprint for own in self.claims} - {""}
         if claim.fingerprint in names and (claim.cause == "unknown" or claim.kind == GENERAL):
             return True
+        is_of_anybody = claim.cause == "unknown" and not claim.ranks and not claim.nodes
+        if is_of_anybody and claim.kind not in {own.kind for own in self.claims}:
+            return False  # two unknown causes are not the same
         return claim.cause == self.cause and self.meets(claim)
 
     def explains(self, claim: Claim) -> bool:
