@@ -4,8 +4,8 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,10 +25,24 @@ _LOOPS_A_CORE = 5
 _numbers = itertools.count(1)
 
 
+Ups = Callable[[Mapping[str, str]], Up]
+
+
 @pytest.fixture(scope="module")
-def truth_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    folder = tmp_path_factory.mktemp("truth-up")
-    with failure_logs.shared("truth_up", folder), running_up(folder, **PATIENT) as up:
+def ups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ups]:
+    """One control plane for all cases with the same settings."""
+    folder = tmp_path_factory.mktemp("ups")
+    made: dict[str, Up] = {}
+    with failure_logs.shared("ups", folder), ExitStack() as stack:
+
+        def up(settings: Mapping[str, str]) -> Up:
+            key = str(sorted(settings.items()))
+            if key not in made:
+                own = folder / f"up{len(made)}"
+                own.mkdir()
+                made[key] = stack.enter_context(running_up(own, **PATIENT, **settings))
+            return made[key]
+
         yield up
 
 
@@ -61,15 +75,16 @@ CASES_AND_LOADS = [
 
 @pytest.mark.parametrize(("case", "is_loaded"), CASES_AND_LOADS)
 def test_all_that_is_said_of_a_fault_is_true(
-    case: Case, is_loaded: bool, truth_up: Up, tally: Tally, tmp_path: Path, job: str
+    case: Case, is_loaded: bool, ups: Ups, tally: Tally, tmp_path: Path, job: str
 ) -> None:
     folder = tmp_path / job
     folder.mkdir()
-    cluster = Cluster(folder, job, truth_up)
+    up = ups(case.settings)
+    cluster = Cluster(folder, job, up)
     row = Row(f"{case.name}{'-loaded' if is_loaded else ''}")
     tally.rows.append(row)
     row.action = "it did not come to its end"
-    scene = Scene(cluster, truth_up, case, next(_numbers))
+    scene = Scene(cluster, up, case, next(_numbers))
     try:
         with loaded(is_loaded), surroundings(case.needs) as environ:
             scene.start(environ)
@@ -78,7 +93,7 @@ def test_all_that_is_said_of_a_fault_is_true(
             judged(row, scene, incidents)
             read = sentences(scene, incidents)
             (folder / "read.log").write_text("".join(f"{it.place}: {it.text}\n" for it in read))
-            row.untrue = untrue(read, Facts(scene))
+            row.untrue = untrue(read, Facts(scene, is_open=row.culprit == "hedged"))
     finally:
         for process in scene.others:
             process.kill()

@@ -56,6 +56,14 @@ def ended_with(code: int) -> Act:
     return lambda scene: scene.ended(dict.fromkeys(scene.agents, code))
 
 
+def found_slow(scene: Scene) -> None:
+    """A slow rank is found, and ends nothing."""
+    rank = scene.case.plan["rank"]
+    found = scene.cluster.until_fact("straggler_found", within_s=WITHIN_S)
+    assert found["rank"] == rank, f"rank {found['rank']} was found to be slow"
+    unharmed(scene)
+
+
 # -- nodes ---------------------------------------------------------------------------------------
 
 

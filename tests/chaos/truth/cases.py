@@ -77,8 +77,18 @@ def _others() -> Iterator[Case]:
     yield _of_rank("sigkill", 0, 1, UNKNOWN, KILL, sdk=True, resumes=False, says=(again,))
     yield _of_rank("sigkill", 0, 1, UNKNOWN, KILL, resumes=False)
     yield _of_rank("exception", 0, 3, CODE, 1, sdk=True, saves=True)
+    slow = Truth(incidents=0, says=("slow: rank 2",), never=("slow: rank [013]",))
+    yield Case("slow-rank2", slow, acts.found_slow, {"fault": "slow", "rank": 2, "sdk": True},
+               settings=_WINDOWS)  # fmt: skip
     none = Truth(incidents=0)
     yield Case("writer-killed", none, acts.writer_killed(1), {"sdk": True, "saves": True})
+
+
+_WINDOWS = {
+    "EVERSTEP_STRAGGLER__WINDOW_S": "1.5",
+    "EVERSTEP_STRAGGLER__SLOWER_RATIO": "0.5",
+}
+"""Short, and only what is slow beyond the noise of a busy machine counts."""
 
 
 def _hangs() -> Iterator[Case]:
@@ -112,7 +122,7 @@ def _from_outside() -> Iterator[Case]:
     yield Case(
         "import-0-everywhere", cannot, acts.ended_with(93), {"fault": "import", "rounds": [1, 2, 3]}
     )
-    always = Truth((0, 1, 2, 3), (), CODE, (1,))
+    always = Truth((0, 1, 2, 3), (), CODE, (1,), incidents=2)
     yield Case("same-error-everywhere", always, acts.ended_with(93),
                {"fault": "same_error", "rounds": [1, 2, 3], "at": 3, "resumes": False},
                options=("--stop-on-repeat",))  # fmt: skip

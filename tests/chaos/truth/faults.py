@@ -2,9 +2,12 @@
 
 import os
 import sys
+import time
 from collections.abc import Callable
 
 from tests.corpus.injected.registry import Injection, Training, injections
+
+_SLOWER_S = 0.2
 
 
 def _exits(code: object) -> Callable[[Training], None]:
@@ -22,7 +25,19 @@ def _raises_late(_: Training) -> None:
     raise ValueError("expected 8 classes, found 9")
 
 
+def _slows(training: Training) -> None:
+    """Each forward pass takes longer from now on."""
+    usual = training.forward
+
+    def slow() -> None:
+        time.sleep(_SLOWER_S)
+        usual()
+
+    training.forward = slow  # type: ignore[method-assign]
+
+
 _OWN = {
+    ("slow", 0): Injection("prepare", _slows, runs_everywhere=False),
     ("exit", 0): Injection("forward", _exits(0), runs_everywhere=False),
     ("exit", 3): Injection("forward", _exits(3), runs_everywhere=False),
     ("exit", 9): Injection("forward", _exits("no more data"), runs_everywhere=False),

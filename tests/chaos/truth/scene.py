@@ -68,6 +68,8 @@ class Case:
     """What it needs of the machine, whose place takes that of `{disk}` in its options."""
     begin: Callable[["Scene"], None] | None = None
     """Starts the ranks, if another launcher than Everstep does."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Of a control plane of its own."""
     is_loaded: bool = False
     """Also tried with loaded processors."""
 
@@ -104,8 +106,12 @@ class Scene:
         if self.case.begin is not None:
             self.case.begin(self)
             return
-        for node in range(1, self.case.nodes + self.case.spares + 1):
+        for node in range(1, self.case.nodes + 1):
             self.start_node(node)
+        if self.case.spares:  # those that come first have the slots
+            self.cluster.until_fact("round_formed", within_s=WITHIN_S)
+        for node in range(1, self.case.spares + 1):
+            self.start_node(self.case.nodes + node)
 
     def start_node(self, node: int) -> None:
         case = self.case

@@ -16,6 +16,8 @@ _OF = rf"{_RANKS}(?: \([\w-]+\))?(?:, perhaps because of another rank,)?"
 _CODE = re.compile(rf"{_OF}(?: had)? (?:exited with|ended with code|\(exit code) (\d+)")
 _ENDED_BY = re.compile(rf"{_OF} (?:was ended by|ended by|\() ?(SIG\w+)")
 _AFTER_STEP = re.compile(rf"{_RANKS}\b[^;]*? after step (\d+)")
+_PLACE = re.compile(r"\brank (\d+)(?: \(|, node | on |, on )k\d+n(\d+)\b")
+_RESTARTS = re.compile(r"\b(\d+) of 10 restarts left")
 _LEFT = re.compile(r"(\d) of 3 rounds without progress left")
 _AGAIN = re.compile(
     r"(\d+) steps? (?:again|lost|are made again)|[Ll]ost (\d+) steps?|Steps lost: (\d+)"
@@ -27,6 +29,7 @@ _CONSEQUENCE = re.compile(
     r"|waited? |waits |wait for |cannot tell|were stopped|first reported|while others"
 )
 """Words of sentences that accuse nobody whom they name."""
+_HEDGED_WHOLLY = "the cause may be another one"
 _ASIDE = re.compile(
     r"^(?:not |perhaps |missing|failed, too|its log|log |page |process |flight_recorder |stacks "
     r"|kernel_log |cgroup |environment |console .*waits "
@@ -48,6 +51,8 @@ class Facts:
     """What is known of a case after it ran."""
 
     scene: Scene
+    is_open: bool = False
+    """The verdict is inconclusive: whoever reported first is listed, and hedged where it counts."""
     last: dict[int, int] = field(default_factory=dict)
     """The last step of each rank in round 1."""
 
@@ -106,7 +111,7 @@ def _problems(sentence: Sentence, facts: Facts) -> Iterator[str]:
     plain = _RAW.sub("…", text)
     if sentence.names_cause:
         yield from _accused(plain, facts)
-    elif not _ASIDE.search(f"{plain} {sentence.place}: {plain}"):
+    elif not facts.is_open and not _ASIDE.search(f"{plain} {sentence.place}: {plain}"):
         yield from _named(plain, facts)
     for stated in _STATED:
         yield from stated(plain, facts)
@@ -114,6 +119,8 @@ def _problems(sentence: Sentence, facts: Facts) -> Iterator[str]:
 
 def _accused(text: str, facts: Facts) -> Iterator[str]:
     """A sentence that says who caused something names nobody else without a hedge."""
+    if _HEDGED_WHOLLY in text:
+        return
     for clause in text.split("; "):
         victims = set(_ranks(re.search(r"ranks? \(?([\d, ]+)", clause)))
         if "only because" in clause and victims & facts.culprits:
@@ -185,7 +192,7 @@ def _progress(text: str, facts: Facts) -> Iterator[str]:
 
 def _made_again(text: str, facts: Facts) -> Iterator[str]:
     first = facts.scene.first(2)
-    if first is None:
+    if first is None or facts.scene.case.truth.incidents > 1:
         return
     for match in _AGAIN.finditer(text):
         number = int(next(group for group in match.groups() if group))
@@ -205,4 +212,20 @@ def _pids(text: str, facts: Facts) -> Iterator[str]:
                 yield f"rank {rank} was never process {match[2]}"
 
 
-_STATED = (_codes, _signals, _last_steps, _progress, _made_again, _pids)
+def _places(text: str, facts: Facts) -> Iterator[str]:
+    """A rank is on the node that had its slot; only in round 1 is that known before."""
+    scene = facts.scene
+    for match in _PLACE.finditer(text):
+        rank, node = int(match[1]), int(match[2])
+        own = rank // scene.case.per_node + 1
+        if node != own and scene.case.truth.incidents == 1:
+            yield f"rank {rank} was on {scene.name(own)}"
+
+
+def _restarts(text: str, facts: Facts) -> Iterator[str]:
+    for match in _RESTARTS.finditer(text):
+        if not 0 < 10 - int(match[1]) <= facts.scene.case.truth.incidents:
+            yield f"{facts.scene.case.truth.incidents} restarts were made in all"
+
+
+_STATED = (_places, _restarts, _codes, _signals, _last_steps, _progress, _made_again, _pids)

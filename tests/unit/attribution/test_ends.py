@@ -49,6 +49,18 @@ async def test_a_rank_that_raised_is_the_culprit_and_its_peers_are_not() -> None
     assert found.confidence > 0.8
 
 
+async def test_ranks_that_their_launcher_ended_after_a_failure_are_no_cause() -> None:
+    """torchrun sends SIGTERM to all others when one rank has exited; nobody preempted them."""
+    failed = end(1, exit_code=3)
+    sent = end(0, how="signal", signal="SIGTERM", exit_code=None, after_s=0.1)
+    elsewhere = end(2, how="signal", signal="SIGTERM", exit_code=None, after_s=5.0)
+    found = await judged(case(ends=(sent, failed, elsewhere)))
+    assert (found.cause, found.kind, found.ranks) == ("user_code", "exit_code", (1,))
+    assert "2 ranks (0, 2) failed only because of that" in found.reason
+    before = await judged(case(ends=(replace(sent, at=NOON - timedelta(seconds=1)), failed)))
+    assert before.cause != "user_code"
+
+
 @pytest.mark.parametrize("signal", ["SIGTERM", "SIGKILL"])
 @pytest.mark.parametrize("is_fatal", [True, False])
 async def test_a_rank_that_its_own_monitor_ended_has_stood_still(

@@ -241,12 +241,27 @@ def _told_apart(ends: Sequence[RankEnd]) -> tuple[list[RankEnd], list[RankEnd]]:
     lost = [end for end in ends if is_consequence(end)]
     roots = [end for end in ends if not is_consequence(end)]
     if roots:
-        return lost, roots
+        sent = _ended_after(roots)
+        return [*lost, *sent], [end for end in roots if end not in sent]
     if len(ends) == 1 and _is_own_connection(ends[0]):
         return [], lost
     aborted = [end for end in lost if end.signal == "SIGABRT" and match_of(end) is None]
     others = [end for end in lost if end not in aborted]
     return (others, aborted) if aborted and others else (lost, roots)
+
+
+def _ended_after(roots: Sequence[RankEnd]) -> list[RankEnd]:
+    """The ranks that got SIGTERM after another had failed: launchers end the others so.
+
+    Clocks of two nodes tell that only if much time lies between.
+    """
+    own = [end for end in roots if _cause_of(end)[0] != "scheduler"]
+
+    def follows(end: RankEnd, other: RankEnd) -> bool:
+        least_s = 0.0 if end.node == other.node else _LATER_S
+        return (end.at - other.at).total_seconds() > least_s
+
+    return [end for end in roots if end.signal == "SIGTERM" and any(follows(end, it) for it in own)]
 
 
 def _is_own_connection(end: RankEnd) -> bool:
