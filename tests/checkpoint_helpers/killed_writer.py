@@ -10,8 +10,8 @@ from typing import Any, BinaryIO, Literal
 
 from msgspec.structs import replace
 
+from tests.checkpoint_helpers.killing_server import be_killed_at, sent
 from tests.checkpoint_helpers.small_pieces import PIECE_BYTES
-from tests.killing_server import be_killed_at, sent
 from tests.waiting import until
 from trainer_sdk.checkpoint.manifest import IMAGE, Identity
 from trainer_sdk.checkpoint.storage.names import saving_name

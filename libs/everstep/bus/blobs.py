@@ -9,8 +9,13 @@ import asyncio
 import zstandard
 
 from everstep import subjects
-from everstep.bus.errors import BlobMissingError, BusConfigError, BusRefusedError
-from everstep.bus.jetstream import TOO_MANY_PER_SUBJECT, JetStream
+from everstep.bus.errors import (
+    BlobMissingError,
+    BusConfigError,
+    BusRefusedError,
+    BusTimeoutError,
+)
+from everstep.bus.jetstream import EXPECTED, IN_PROCESS, WRITTEN_BEFORE, JetStream
 from everstep.bus.topology import EVIDENCE_STREAM
 from everstep.hashing import hash_of
 from everstep.ids import checked_name
@@ -18,6 +23,7 @@ from everstep.messages import BlobRef
 
 MAX_BLOB_BYTES = 32 * 1024 * 1024
 PART_BYTES = 512 * 1024
+_ASK_AGAIN_S = 0.05
 
 
 class NatsBlobs:
@@ -44,20 +50,41 @@ class NatsBlobs:
         return ref
 
     async def _put_part(self, ref: BlobRef, part: int, data: bytes) -> None:
+        """Return once most servers have the part.
+
+        A part of that name has the same content, but counts only if the leader's copy has it:
+        while another put is under way, perhaps no server but the leader has heard of it.
+        """
+        subject = subjects.blob(ref.job, ref.id, part)
+        limit_s = self._jetstream.connection.settings.request_within_s
         try:
-            await self._jetstream.publish(subjects.blob(ref.job, ref.id, part), data)
+            async with asyncio.timeout(limit_s):
+                while not await self._is_stored(subject, data):  # noqa: ASYNC110  it asks a server
+                    await asyncio.sleep(_ASK_AGAIN_S)
+        except TimeoutError as error:
+            raise BusTimeoutError(
+                f"{subject} is not stored by most servers within {limit_s:g} s"
+            ) from error
+
+    async def _is_stored(self, subject: str, data: bytes) -> bool:
+        try:
+            await self._jetstream.publish(subject, data, {EXPECTED: "0"})
         except BusRefusedError as error:
-            if error.code != TOO_MANY_PER_SUBJECT:  # stored already, with the same content
+            if error.code not in {WRITTEN_BEFORE, IN_PROCESS}:
                 raise
+            return error.code == WRITTEN_BEFORE
+        return True
 
     async def get(self, ref: BlobRef) -> bytes:
         if not 0 < ref.parts <= MAX_BLOB_BYTES // PART_BYTES + 1 or ref.size_bytes > MAX_BLOB_BYTES:
             raise BlobMissingError(f"{ref} is not a reference to a blob")
         parts: list[bytes] = []
         for part in range(ref.parts):
-            stored = await self._jetstream.last(
-                EVIDENCE_STREAM, subjects.blob(ref.job, ref.id, part)
-            )
+            subject = subjects.blob(ref.job, ref.id, part)
+            # Its hash proves a part of any copy; only the leader knows that there is none.
+            stored = await self._jetstream.last_anywhere(EVIDENCE_STREAM, subject)
+            if stored is None:
+                stored = await self._jetstream.last(EVIDENCE_STREAM, subject)
             if stored is None:
                 raise BlobMissingError(
                     f"part {part + 1} of {ref.parts} of blob {ref.id} of {ref.job} is missing: "

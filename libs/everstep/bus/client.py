@@ -14,6 +14,7 @@ from nats.aio.msg import Msg
 from everstep import spans, subjects
 from everstep.bus import requests
 from everstep.bus.auth.login_renewal import renew_for_ever
+from everstep.bus.auth.roles import job_in
 from everstep.bus.background import in_background
 from everstep.bus.blobs import NatsBlobs
 from everstep.bus.connection import Connection, open_connection
@@ -169,7 +170,8 @@ class NatsBus:
         return requests.answering(self._jetstream, service, handlers)
 
     def documents(self, bucket: str) -> Bucket:
-        return Bucket(self._jetstream, bucket)
+        is_agent = job_in(self._connection.login.name) is not None
+        return Bucket(self._jetstream, bucket, from_any_copy=is_agent)
 
     @property
     def leases(self) -> NatsLeases:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import zstandard
 from nats.aio.msg import Msg
@@ -54,19 +55,25 @@ _MARKER = "Nats-Marker-Reason"
 
 
 class Bucket:
-    """One bucket on the real bus; see `everstep.bus.ports.Documents`."""
+    """One bucket on the real bus; see `everstep.bus.ports.Documents`.
 
-    def __init__(self, jetstream: JetStream, name: str) -> None:
+    The leader of the bucket's stream is asked, because any other copy may lag behind (ADR-0096);
+    only logins that may not ask it read from any copy.
+    """
+
+    def __init__(self, jetstream: JetStream, name: str, *, from_any_copy: bool = False) -> None:
         self._jetstream = jetstream
         self._name = name
         self._stream = f"KV_{name}"
+        self._last = jetstream.last_anywhere if from_any_copy else jetstream.last
 
     async def get(self, key: str) -> Document:
-        stored = await self._stored(key)
-        return Document(key, None, 0) if stored is None else self.document(key, stored)
+        return self.document(key, await self.stored(key))
 
-    def document(self, key: str, stored: Stored) -> Document:
+    def document(self, key: str, stored: Stored | None) -> Document:
         """Decode a stored message; `DocumentDamagedError` when that is impossible."""
+        if stored is None:
+            return Document(key, None, 0)
         if _is_gone(stored):
             return Document(key, None, stored.sequence)
         return Document(key, unpacked(stored.data, f"{self._name}/{key}"), stored.sequence)
@@ -90,7 +97,7 @@ class Bucket:
             if not page or len(listed) >= int(answer.get("total", 0)):
                 break
         ours = sorted(key for key in set(listed) if subjects.is_key(key))
-        last = [(key, await self._stored(key)) for key in ours]
+        last = [(key, await self.stored(key)) for key in ours]
         return [key for key, stored in last if stored is not None and not _is_gone(stored)]
 
     @asynccontextmanager
@@ -105,8 +112,9 @@ class Bucket:
             ):
                 yield news
 
-    async def _stored(self, key: str) -> Stored | None:
-        return await self._jetstream.last(self._stream, subjects.document(self._name, key))
+    async def stored(self, key: str) -> Stored | None:
+        """The document's last message."""
+        return await self._last(self._stream, subjects.document(self._name, key))
 
     async def _write(
         self, key: str, data: bytes, revision: int | None, headers: dict[str, str]
@@ -117,7 +125,7 @@ class Bucket:
         written = await self._jetstream.publish_if(subject, data, revision, headers)
         if written is None and revision == 0:
             # A deleted document still has a last message: the marker of its deletion.
-            last = await self._stored(key)
+            last = await self.stored(key)
             if last is not None and _is_gone(last):
                 written = await self._jetstream.publish_if(subject, data, last.sequence, headers)
         if written is None:
@@ -131,7 +139,8 @@ class _News(AsyncIterator[Document]):
     def __init__(self, bucket: Bucket, key: str | None) -> None:
         self._bucket = bucket
         self._key = key
-        self._seen: dict[str, int] = {}
+        self._seen: dict[str, Stored | None] = {}
+        self._missed: set[str] = set()
         self._unseen: dict[str, Document] = {}
         self._changed = asyncio.Event()
         self._verify = asyncio.Event()
@@ -150,13 +159,9 @@ class _News(AsyncIterator[Document]):
         if not subjects.is_key(key) or not (sequence.isascii() and sequence.isdecimal()):
             log.info("announcement_passed_over subject=%s", message.subject)
             return
-        revision = int(sequence)
-        if revision > self._seen.get(key, 0):
-            try:
-                stored = Stored(revision, message.data, headers)
-                self._offer(self._bucket.document(key, stored))
-            except DocumentDamagedError as error:
-                log.error("document_passed_over key=%s error=%s", key, error)
+        stored = Stored.of(headers, message.data)
+        if self._is_news(key, stored):
+            self._offer(key, stored)
 
     def verify_now(self) -> None:
         self._verify.set()
@@ -178,23 +183,37 @@ class _News(AsyncIterator[Document]):
 
     async def _read_back(self) -> None:
         keys = [self._key] if self._key is not None else await self._bucket.keys()
-        gone = [key for key, revision in self._seen.items() if revision and key not in keys]
+        gone = [key for key, stored in self._seen.items() if stored and key not in keys]
         for key in (*keys, *gone):
-            before = self._seen.get(key)
-            try:
-                document = await self._bucket.get(key)
-            except DocumentDamagedError as error:  # the other documents are not affected
-                log.error("document_passed_over key=%s error=%s", key, error)
-                continue
-            # An announcement that came meanwhile is newer than the document just read. A lower
-            # revision without an announcement means that the bucket was wiped and starts again.
-            if self._seen.get(key) == before and document.revision != before:
-                self._offer(document)
+            stored = await self._bucket.stored(key)
+            if stored is not None:
+                self._missed.discard(key)
+            if self._is_news(key, stored):
+                self._offer(key, stored)
 
-    def _offer(self, document: Document) -> None:
-        self._seen[document.key] = document.revision
-        self._unseen[document.key] = document
-        self._changed.set()
+    def _is_news(self, key: str, stored: Stored | None) -> bool:
+        """Whether it is newer than what was seen.
+
+        A lower revision that was written later means that the bucket was wiped and starts again;
+        any other comes from a server that lags. Nothing at all is believed at the second look.
+        """
+        if key not in self._seen:
+            return True
+        before = self._seen[key]
+        if stored is None:
+            was_missed = key in self._missed
+            self._missed.add(key)
+            return before is not None and was_missed
+        return before is None or stored.sequence > before.sequence or stored.at > before.at
+
+    def _offer(self, key: str, stored: Stored | None) -> None:
+        self._seen[key] = None if stored is None else replace(stored, data=b"")
+        try:
+            self._unseen[key] = self._bucket.document(key, stored)
+        except DocumentDamagedError as error:  # the other documents are not affected
+            log.error("document_passed_over key=%s error=%s", key, error)
+        else:
+            self._changed.set()
 
 
 def _is_gone(stored: Stored) -> bool:

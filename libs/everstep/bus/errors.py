@@ -10,6 +10,7 @@ EverstepError
     ├── ServerTooOldError
     ├── JetStreamOffError
     ├── NoStreamError         a stream or bucket is missing
+    ├── NoLeaderError         no server takes messages of a stream or bucket at this moment
     ├── MessageTooLargeError
     ├── TopologyError         the server did not keep what we set
     ├── BusTimeoutError       the server did not answer in time
@@ -65,6 +66,17 @@ class NoStreamError(BusError):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"{name} does not exist on the bus. Make it with `everstep bus init`")
+        self.name = name
+
+
+class NoLeaderError(BusError):
+    """Nobody answers for a stream: it has no leader at this moment, or was never made."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"no server answers for {name}: it has no leader while most of its servers are away "
+            f"or choose one, or it was never made. See `everstep doctor`, and `everstep bus init`"
+        )
         self.name = name
 
 

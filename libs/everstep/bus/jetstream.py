@@ -23,13 +23,18 @@ from everstep.bus.errors import (
     JetStreamOffError,
     MessageTooLargeError,
     NobodyAnswersError,
+    NoLeaderError,
     NoStreamError,
 )
 
-WRONG_LAST_SEQUENCE = frozenset({10071, 10164})
+WRITTEN_BEFORE = 10071
+"""The leader's copy has a later message of the subject: most servers have stored that one."""
+IN_PROCESS = 10164
+"""The leader has proposed a message of the subject, and perhaps no other server has it."""
 STREAM_NOT_FOUND = 10059
-TOO_MANY_PER_SUBJECT = 10077
-_EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+_NO_MESSAGE = 10037
+_NOT_AVAILABLE = frozenset({10008, 10009})
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -69,6 +74,29 @@ class Stored:
     sequence: int
     data: bytes
     headers: Mapping[str, str]
+    at: str = ""
+    """When it was stored, by the server's clock; later times are greater strings."""
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str], data: bytes) -> "Stored":
+        """From a message that the server sends with its place in the stream."""
+        at = headers.get("Nats-Time-Stamp", "")
+        return cls(int(headers["Nats-Sequence"]), data, headers, at.removesuffix("Z"))
+
+
+class _Read(msgspec.Struct, frozen=True):
+    seq: int
+    time: str
+    data: bytes = b""
+    hdrs: bytes = b""
+
+
+class _ReadAnswer(msgspec.Struct, frozen=True):
+    message: _Read | None = None
+    error: Problem | None = None
+
+
+_READ = msgspec.json.Decoder(_ReadAnswer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +209,7 @@ class JetStream:
         """Store one message. `BusRefusedError` holds JetStream's own code."""
         ack = pub_ack(await self.request(subject, data, headers=headers))
         if ack is None:
-            raise NoStreamError(f"a stream for {subject}")
+            raise NoLeaderError(f"the stream for {subject}")
         if ack.error is not None:
             raise BusRefusedError(subject, ack.error.err_code, ack.error.description)
         return ack
@@ -192,28 +220,49 @@ class JetStream:
         """Store if `expected` is the subject's last sequence; return None when it is not."""
         try:
             ack = await self.publish(
-                subject, data, headers={**(headers or {}), _EXPECTED: str(expected)}
+                subject, data, headers={**(headers or {}), EXPECTED: str(expected)}
             )
         except BusRefusedError as error:
-            if error.code in WRONG_LAST_SEQUENCE:
+            if error.code in {WRITTEN_BEFORE, IN_PROCESS}:
                 return None
             raise
         return ack.seq
 
     async def last(self, stream: str, subject: str) -> Stored | None:
-        """The newest message of a subject, without a consumer."""
+        """The newest message of a subject, as the stream's leader knows it."""
+        request = msgspec.json.encode({"last_by_subj": subject})
+        reply = await self.request(f"$JS.API.STREAM.MSG.GET.{stream}", request)
+        if (reply.headers or {}).get("Status") == "503":
+            raise JetStreamOffError(f"JetStream is not ready at {self._connection.settings.url}")
+        try:
+            answer = _READ.decode(reply.data)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise BusRefusedError(stream, 0, f"its answer cannot be read: {error}") from error
+        if answer.error is not None:
+            if answer.error.err_code == _NO_MESSAGE:
+                return None
+            raise _refusal(stream, answer.error)
+        message = answer.message
+        if message is None:
+            raise BusRefusedError(stream, 0, "its answer has no message")
+        return Stored(
+            message.seq, message.data, _headers(message.hdrs), message.time.removesuffix("Z")
+        )
+
+    async def last_anywhere(self, stream: str, subject: str) -> Stored | None:
+        """As `last`, but from any copy of the stream, which may lag behind its leader."""
         reply = await self.request(f"$JS.API.DIRECT.GET.{stream}.{subject}")
         headers = reply.headers or {}
         status = headers.get("Status")
         if status == "404":
             return None
         if status == "503":
-            raise NoStreamError(stream)
+            raise NoLeaderError(stream)
         if status is not None:
             raise BusRefusedError(
                 stream, int(status), headers.get("Description", "no reason given")
             )
-        return Stored(int(headers["Nats-Sequence"]), reply.data, headers)
+        return Stored.of(headers, reply.data)
 
     async def several(self, stream: str, body: Mapping[str, Any]) -> "StoredSeries":
         """Read messages of a stream in one request, without a consumer (ADR-31 of NATS).
@@ -249,12 +298,9 @@ class JetStream:
             answer = msgspec.json.decode(reply.data, type=dict[str, Any])
         except (msgspec.DecodeError, ValueError) as error:
             raise BusRefusedError(verb, 0, f"its answer cannot be read: {error}") from error
-        problem = answer.get("error")
-        if problem:
-            code = int(problem.get("err_code", problem.get("code", 0)))
-            if code == STREAM_NOT_FOUND:
-                raise NoStreamError(f"the stream {verb.split('.')[2]}")
-            raise BusRefusedError(verb, code, str(problem.get("description", "no reason given")))
+        if answer.get("error"):
+            problem = msgspec.convert(answer["error"], Problem)
+            raise _refusal(verb if len(verb.split(".")) < 3 else verb.split(".")[2], problem, verb)
         return answer
 
     async def on_reply(self, message: Msg) -> None:
@@ -297,11 +343,27 @@ async def _series(stream: str, answers: "asyncio.Queue[Msg | BusError]") -> Stor
         if status == "404":
             return StoredSeries(read, 0)
         if status == "503":
-            raise NoStreamError(stream)
+            raise NoLeaderError(stream)
         if status is not None:
             why = headers.get("Description", "no reason given")
             raise BusRefusedError(stream, int(status), why)
-        read.append(Stored(int(headers["Nats-Sequence"]), answer.data, headers))
+        read.append(Stored.of(headers, answer.data))
+
+
+def _refusal(stream: str, problem: Problem, verb: str = "") -> BusError:
+    code = problem.err_code or problem.code
+    if code == STREAM_NOT_FOUND:
+        return NoStreamError(f"the stream {stream}")
+    if code in _NOT_AVAILABLE:
+        return NoLeaderError(f"the stream {stream}")
+    return BusRefusedError(verb or stream, code, problem.description or "no reason given")
+
+
+def _headers(block: bytes) -> dict[str, str]:
+    """The headers of a stored message; its first line is the protocol's version."""
+    lines = block.decode(errors="replace").split("\r\n")[1:]
+    pairs = (line.partition(":") for line in lines if line)
+    return {name: value.strip() for name, _, value in pairs}
 
 
 def _broken(url: str, subject: str) -> BusUnreachableError:

@@ -31,7 +31,9 @@ def exit_code(error: EverstepError) -> int:
     bus = sys.modules.get("everstep.bus.errors")  # not imported: then it is not one of its errors
     if bus is not None and isinstance(error, bus.BusDeniedError):
         return Exit.FORBIDDEN
-    if bus is not None and isinstance(error, bus.BusUnreachableError | bus.BusTimeoutError):
+    if bus is not None and isinstance(
+        error, bus.BusUnreachableError | bus.BusTimeoutError | bus.NoLeaderError
+    ):
         return Exit.UNREACHABLE
     if bus is not None and isinstance(error, bus.NoStreamError):
         return Exit.NOT_FOUND

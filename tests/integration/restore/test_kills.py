@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkpoint_helpers.killing_server import KILLS
 from tests.contract.s3_server import BUCKET, s3_server
-from tests.killing_server import KILLS
 from tests.scripted import run
 
 

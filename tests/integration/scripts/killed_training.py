@@ -19,8 +19,8 @@ import torch
 import torch._dynamo  # each training would import it with its first optimizer
 from xxhash import xxh3_128_hexdigest
 
+from tests.checkpoint_helpers.killing_server import sent
 from tests.checkpoint_helpers.small_pieces import PIECE_BYTES
-from tests.killing_server import sent
 from tests.scripted import apart
 from tests.waiting import until
 from trainer_sdk.checkpoint.checkpointer import Checkpointer

@@ -29,8 +29,8 @@ from tests.checkpoint_helpers.killed_writer import (
     shard_name,
     state,
 )
+from tests.checkpoint_helpers.killing_server import unfinished
 from tests.checkpoint_helpers.small_pieces import write_small_pieces
-from tests.killing_server import unfinished
 from tests.scripted import apart
 from trainer_sdk.checkpoint.manifest import (
     IMAGE,

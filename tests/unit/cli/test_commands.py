@@ -183,6 +183,7 @@ def test_errors_of_the_bus_have_codes() -> None:
     assert exit_code(errors.BusTimeoutError("x")) == Exit.UNREACHABLE
     assert exit_code(errors.CredentialsExpiredError("x")) == Exit.FORBIDDEN
     assert exit_code(errors.NoStreamError("FACTS")) == Exit.NOT_FOUND
+    assert exit_code(errors.NoLeaderError("FACTS")) == Exit.UNREACHABLE
 
 
 @pytest.mark.parametrize("command", ["jobs", "why", "job", "ranks", "incident"])

@@ -81,6 +81,11 @@ class Operator:
         return cls.opened(folder)
 
     @property
+    def password_of_routes(self) -> str:
+        """The password by which the servers of a cluster know each other."""
+        return self._key.derived(KeyKind.ACCOUNT, "routes").seed
+
+    @property
     def signers(self) -> "Signers":
         """Return the keys that renew logins, and can do nothing else."""
         return Signers([self._agents, self._services])

@@ -29,7 +29,7 @@ from everstep.bus.errors import (
     BusUnreachableError,
     FactsWaitingError,
     MessageTooLargeError,
-    NoStreamError,
+    NoLeaderError,
     SpoolBusyError,
     SpoolError,
     SpoolWriteError,
@@ -220,7 +220,7 @@ class Outbox:
             return  # it answers an earlier attempt, which is being repeated
         ack = pub_ack(message)
         if ack is None:
-            window.stop(NoStreamError("the stream of facts"))
+            window.stop(NoLeaderError("the stream of facts"))
         elif ack.error is None:
             window.waiting.pop(int(index), None)
             self.counters["acknowledged"] += 1

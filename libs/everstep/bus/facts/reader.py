@@ -16,7 +16,7 @@ from nats import errors as nats_errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from everstep.bus.errors import BusError, BusUnreachableError
+from everstep.bus.errors import BusError, BusTimeoutError, BusUnreachableError
 from everstep.bus.jetstream import JetStream
 from everstep.bus.ports import Delivered, FactBatch, StreamPosition
 from everstep.bus.topology import FACTS_STREAM
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 _INACTIVE_S = 60
 _GRACE_S = 2.0
+_LEADS_NO_LONGER_S = 30.0
+"""A server notices within 20 s that it leads no longer."""
 
 
 class NatsFactReader:
@@ -42,6 +44,7 @@ class NatsFactReader:
         self._arrived: deque[Delivered] = deque()
         self._changed = asyncio.Event()
         self._lost = True
+        self._set_back_since: float | None = None
 
     @property
     def inbox(self) -> str:
@@ -69,6 +72,7 @@ class NatsFactReader:
         if position is None or position.stream != created:
             position = StreamPosition(created, 0)
         elif position.sequence > last:
+            self._believe_set_back(position, last, int(info["config"]["num_replicas"]))
             log.warning("stream_went_back from=%d to=%d", position.sequence, last)
             position = StreamPosition(created, 0)  # the same numbers now mean other facts
         await self._drop_consumer()
@@ -87,10 +91,25 @@ class NatsFactReader:
             f"CONSUMER.CREATE.{FACTS_STREAM}.{self._consumer}",
             {"stream_name": FACTS_STREAM, "config": config, "action": "create"},
         )
+        self._set_back_since = None
         self._position = position
         self._delivered = self._owed = 0
         self._arrived.clear()
         self._lost = False
+
+    def _believe_set_back(self, position: StreamPosition, last: int, copies: int) -> None:
+        """Raise unless the stream has certainly lost facts.
+
+        With several copies, a server that has not noticed that it leads no longer lags.
+        """
+        now = asyncio.get_running_loop().time()
+        if self._set_back_since is None:
+            self._set_back_since = now
+        if copies > 1 and now - self._set_back_since < _LEADS_NO_LONGER_S:
+            raise BusTimeoutError(
+                f"the leader of {FACTS_STREAM} has facts up to {last}, and {position.sequence} was "
+                f"read: another server may lead"
+            )
 
     async def _request(self, most: int, within_s: float) -> None:
         self._owed = most

@@ -1,11 +1,13 @@
 """The NATS server's own configuration: JetStream, the operator whom it trusts, limits.
 
-The dev server uses it, and `everstep bus setup` writes it for production. It holds no secret: the
-server knows public keys only, and receives the accounts of jobs while it runs.
+The dev server uses it, and `everstep bus setup` writes it for production. The server knows public
+keys of logins only, and receives the accounts of jobs while it runs. The only secret is the
+password between the servers of a cluster.
 """
 
 import logging
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ log = logging.getLogger(__name__)
 MAX_PAYLOAD_BYTES = 1024 * 1024
 _OLD_ACCOUNT = "$G"
 _JOB_ACCOUNT = "job-"
+_ROUTES_USER = "server"
 
 
 MOST_PENDING_BYTES = 512 * 1024 * 1024
@@ -30,10 +33,59 @@ of 100 000 ranks, which arrive at once, are 250 MB."""
 
 
 @dataclass(frozen=True, slots=True)
+class ServerTls:
+    """The files of a server's certificate, which also proves it to the other servers."""
+
+    cert: Path
+    key: Path
+    ca: Path
+
+    def config(self) -> dict[str, Any]:
+        """The server's block `tls`, for clients."""
+        return {"cert_file": str(self.cert), "key_file": str(self.key)}
+
+    def between_servers(self) -> dict[str, Any]:
+        """The same for routes: each end must show a certificate of the same authority."""
+        return self.config() | {"ca_file": str(self.ca), "verify": True, "timeout": 5}
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """How a server of a cluster meets the others."""
+
+    listen: str
+    """HOST:PORT for the other servers."""
+    routes: Sequence[str]
+    """HOST:PORT of the other servers."""
+    password: str
+    advertise: str | None = None
+    """HOST:PORT at which the other servers reach this one, if that is not `listen`."""
+
+    def config(self, tls: ServerTls | None) -> dict[str, Any]:
+        """The server's block `cluster`."""
+        login = {"user": _ROUTES_USER, "password": self.password, "timeout": 5}
+        config: dict[str, Any] = {
+            "name": "everstep",
+            "listen": self.listen,
+            "authorization": login,
+            "routes": [
+                f"nats-route://{_ROUTES_USER}:{self.password}@{route}" for route in self.routes
+            ],
+        }
+        if self.advertise is not None:
+            config["advertise"] = self.advertise
+        if tls is not None:
+            config["tls"] = tls.between_servers()
+        return config
+
+
+@dataclass(frozen=True, slots=True)
 class ServerPlan:
     """The settings that differ between servers."""
 
     store: Path
+    name: str = "everstep"
+    """Of this server; servers of a cluster close the routes to another one of the same name."""
     host: str = "127.0.0.1"
     port: int = 4222
     sync: str = "2m"
@@ -43,6 +95,10 @@ class ServerPlan:
     """Folder of the log and of the file that names the ports; by default neither is written."""
     monitor: str | None = None
     """HOST:PORT of the server's own monitoring, which has no logins: keep it private."""
+    tls: ServerTls | None = None
+    peers: Peers | None = None
+    advertise: str | None = None
+    """HOST:PORT that the server gives to clients, if it is not `host` and `port`."""
 
     @property
     def accounts(self) -> Path:
@@ -54,7 +110,7 @@ def write_config(path: Path, plan: ServerPlan, operator: Operator) -> None:
     """Write the server's configuration."""
     config: dict[str, Any] = {
         "listen": f"{plan.host}:{plan.port}",
-        "server_name": "everstep",
+        "server_name": plan.name,
         "max_payload": MAX_PAYLOAD_BYTES,
         "write_deadline": "10s",
         "max_pending": MOST_PENDING_BYTES,
@@ -77,6 +133,12 @@ def write_config(path: Path, plan: ServerPlan, operator: Operator) -> None:
         }
     if plan.monitor is not None:
         config["http"] = plan.monitor
+    if plan.tls is not None:
+        config["tls"] = plan.tls.config()
+    if plan.peers is not None:
+        config["cluster"] = plan.peers.config(plan.tls)
+    if plan.advertise is not None:
+        config["client_advertise"] = plan.advertise
     # The server's configuration language takes JSON; a quoted `$` is not a variable there.
     write_private(path, msgspec.json.format(msgspec.json.encode(config), indent=1).decode() + "\n")
 
