@@ -77,6 +77,19 @@ async def test_a_collective_that_a_dead_rank_has_torn_accuses_no_network() -> No
     assert not found.others
 
 
+@pytest.mark.parametrize("place", [("updatecache", "/lib/python3.11/linecache.py", 137), STEP])
+async def test_what_others_do_when_a_killed_rank_is_gone_is_no_cause(
+    place: tuple[str, str, int],
+) -> None:
+    """Stacks are read after it has ended: a rank may print its own error, or compute."""
+    members = [ArchiveMember(rank, "json", stack(*ALL_REDUCE)) for rank in (0, 1)]
+    members.append(ArchiveMember(2, "json", stack(place)))
+    found = await judged(case(ends=(KILLED, lost_peer(0))), {"stacks": pack(members, {})})
+    assert (found.cause, found.kind, found.ranks) == ("unknown", "killed", (3,))
+    found = await judged(HANG, {"stacks": pack(members, {})})
+    assert (found.ranks == (2,)) == (place == STEP)
+
+
 def gathers(sizes: Mapping[int, int], pending: int) -> bytes:
     """Recorders of ranks that an exception ended in an all_gather, as gloo's are (torch 2.13)."""
     now_ns = time.time_ns()

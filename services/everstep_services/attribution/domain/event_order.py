@@ -3,13 +3,13 @@
 The times are those of the senders' wall clocks, which may differ: what came a little later counts.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
 
 from everstep.incident_causes import meaning_of
-from everstep.messages import Case, NodeSign
+from everstep.messages import Case, NodeSign, OutsideAct
 from everstep.messages.base import Time
 
 CLOCKS_S = 2.0
@@ -44,14 +44,36 @@ def in_time(case: Case) -> Case:
     def early(parts: Iterable[P]) -> tuple[P, ...]:
         return tuple(filter(is_early, parts))
 
+    sent_away = _too_late(case)
     is_ordered = bool({"scheduler", "operator"} & {*meaning_of(case.trigger).fault})
     dated = {"lost", "suspected", *(() if is_ordered else ("left",))}
+    if not is_ordered:
+        noticed = {act.node for act in case.outside if act not in sent_away}
+        late = {act.node for act in sent_away} - noticed
+        case = replace(
+            case,
+            nodes=tuple(it for it in case.nodes if it.sign != "left" or it.node not in late),
+            outside=early(act for act in case.outside if act not in sent_away),
+        )
     return replace(
         case,
         nodes=tuple(sign for sign in case.nodes if sign.sign not in dated or is_early(sign)),
-        outside=case.outside if is_ordered else early(case.outside),
         saves=early(case.saves),
     )
+
+
+def _too_late(case: Case) -> Sequence[OutsideAct]:
+    """What was done to nodes after their own ranks had ended, by the clocks of these nodes."""
+    ended: dict[str, Time] = {}
+    for end in case.ends:
+        if end.round == case.round:
+            at = end.raised_at or end.at
+            ended[end.node] = min(at, ended.get(end.node, at))
+    return [
+        act
+        for act in case.outside
+        if act.act != "injected" and act.at and act.node in ended and act.at > ended[act.node]
+    ]
 
 
 def began_s(case: Case, zero: Time) -> float:
