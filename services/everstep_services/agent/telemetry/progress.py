@@ -112,8 +112,8 @@ class ProgressReader:
         return self._last_step
 
     def age_s(self) -> float | None:
-        """Seconds since any rank of ours last moved."""
-        moved = [page.progress_s for page in self._pages() if page.progress_s]
+        """Seconds since any rank of ours last moved, in a round that has made steps."""
+        moved = [page.progress_s for page in self._pages() if page.steps]
         return max(0.0, self._clock.now() - max(moved)) if moved else None
 
     def facts(self) -> Iterator[ProgressMade]:

@@ -395,6 +395,8 @@ def _ledger(incident: Record) -> Iterator[str]:
     yield "where the time went"
     lines = [(name, f"{seconds:8.3f} s", bar(seconds, whole)) for name, seconds, whole in rows]
     yield from aligned([*lines, ("in all", f"{ledger['wall_s']:8.3f} s", "")])
+    if ledger["other_s"] and incident["outcome"] == "recovered":
+        yield "  other: no step was seen; it counts until the ranks had run for a while, or ended"
     if incident["lost_steps"]:
         again = f"{counted(incident['lost_steps'], 'step')} again"
         worth = f" ({span(incident['lost_s'])})" if incident["lost_s"] else ""
