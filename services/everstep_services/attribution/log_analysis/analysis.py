@@ -18,6 +18,7 @@ from everstep_services.attribution.log_analysis.attempts import (
     FileAttempts,
     OriginFailures,
     aligned,
+    moved,
     whose,
 )
 from everstep_services.attribution.log_analysis.clocks import Clocks
@@ -29,6 +30,8 @@ from everstep_services.attribution.log_analysis.pending_work import (
     mismatch,
     work_of,
 )
+from everstep_services.attribution.log_analysis.rank_ids import RankIds
+from everstep_services.attribution.log_analysis.repeats import BlockEffect, RepeatedBlock
 from everstep_services.attribution.log_analysis.report import EarlierAttempt, Failure, LogReport
 from everstep_services.attribution.log_analysis.rules import ENDS, LogRule, LogRules, Match, Role
 from everstep_services.attribution.log_analysis.tracebacks import (
@@ -39,7 +42,6 @@ from everstep_services.attribution.log_analysis.tracebacks import (
 )
 
 _MOST_ORIGINS = 20_000
-_MOST_PROCESSES = 20_000
 _QUOTED = 400
 _STEPS_ON = 3
 _SOME_YEAR = 2000
@@ -49,11 +51,8 @@ _IGNORED = "Exception ignored in"
 """The line before a harmless traceback: nobody catches exceptions of Python's finalizers."""
 _SUMMARY_TRACEBACK = re.compile(r"^\s*traceback\s*: Traceback")
 _NCCL_RANK = re.compile(r"\brank (?P<rank>\d{1,7}) n[Rr]anks \d+")
-_LOCAL = re.compile(r"(\d{1,4})$")
 _BARE = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)): (?P<text>.*)")
 _ENQUEUED = re.compile(r"last enqueued (?:NCCL )?work: (-?\d+)")
-_BY_OTHERS = frozenset({"launcher_ends_ranks", "launcher_saw_kill", "launcher_saw_exit", "aborted"})
-"""Rules of lines that others write about a rank."""
 _GENERAL = LogRule(
     id="python_exception",
     failure_class="python_exception",
@@ -73,11 +72,29 @@ class LogAnalysis:
 
     def __init__(self, rules: LogRules, world: int | None = None) -> None:
         self._rules = rules
-        self._world = world
+        self._ids = RankIds(world)
         self._files: dict[int, FileAttempts] = {}
         self._steps_before: Callable[[], Iterable[tuple[int, str]]] = tuple
         self._file = Origin(0)
         self._origins = 0
+        self._effects: list[BlockEffect] = []
+        self._is_plain = True
+        """Whether the lines of a block have no meaning beyond the failures that they report."""
+        self._begin_tracebacks()
+        self._caught = Caught()
+        self.unread: list[str] = []
+        """The parts of files that could not be read."""
+        self._survived: dict[int, int] = {}
+        self.tails = Tails()
+        self._summaries: dict[Origin, int] = {}
+        self._clocks = Clocks()
+        self._year = _SOME_YEAR
+        self.names: list[str] = []
+        self.notes: list[str] = []
+        self.lines = 0
+        self.bytes = 0
+
+    def _begin_tracebacks(self) -> None:
         self._open: dict[Origin, Traceback] = {}
         self._ignored: set[Origin] = set()
         """Origins whose next traceback is harmless."""
@@ -85,23 +102,6 @@ class LogAnalysis:
         """The last exception of each origin."""
         self._handled: dict[Origin, tuple[OriginFailures, Failure]] = {}
         """The exceptions whose origin has another traceback in the same chain."""
-        self._caught = Caught()
-        self.unread: list[str] = []
-        """The parts of files that could not be read."""
-        self._survived: dict[int, int] = {}
-        self.tails = Tails()
-        self._processes: dict[str, int] = {}
-        self._summaries: dict[Origin, int] = {}
-        self._ranks: set[int] = set()
-        self._locals: dict[tuple[int, str], int] = {}
-        self._clocks = Clocks()
-        self._year = _SOME_YEAR
-        self._tasks_are_ranks = True
-        self._last_task = 0
-        self.names: list[str] = []
-        self.notes: list[str] = []
-        self.lines = 0
-        self.bytes = 0
 
     def begin_file(
         self,
@@ -115,7 +115,49 @@ class LogAnalysis:
         self._steps_before = steps_before
 
     def _of_file(self, origin: Origin) -> FileAttempts:
-        return self._files.setdefault(origin.file, FileAttempts())
+        attempts = self._files.get(origin.file)
+        if attempts is None:
+            attempts = self._files[origin.file] = FileAttempts()
+        return attempts
+
+    def begin_block(self) -> None:
+        """Note where a block begins that the log may repeat."""
+        self._effects.clear()
+        self._is_plain = not (self._summaries or self._ignored or self._handled)
+
+    def block(self, lines: Sequence[bytes], first: int) -> RepeatedBlock | None:
+        """The lines since the begin and what they report; None if they may mean more again."""
+        if not self._is_plain or self._summaries or self._ignored or self._handled:
+            return None
+        effects = [replace(effect, after=effect.after - first) for effect in self._effects]
+        return RepeatedBlock(lines, effects)
+
+    def add_again(
+        self, file: Origin, block: RepeatedBlock, first: int, contents: Sequence[bytes]
+    ) -> bool:
+        """Take a repeated block that begins at a line; False if it has to be read."""
+        if self._summaries or self._ignored or self._handled:
+            return False
+        for effect in block.effects:
+            failure, number = effect.failure, first + effect.after
+            if effect.raised is not None:
+                self._see_raised(effect.raised, failure.fingerprint, number, effect.is_uncaught)
+            line = contents[effect.after]
+            kept = self._of_file(file).current.kept.get(effect.key)
+            if kept is None or not kept.add_again(failure, number, line):
+                failure = moved(failure, number, line, self._year)
+                kept = self._record(file, replace(effect, failure=failure))
+            else:
+                self._see_again(file, effect)
+            if effect.raised is not None:
+                self._raised[effect.raised] = (kept, failure)
+        return True
+
+    def _see_again(self, file: Origin, effect: BlockEffect) -> None:
+        attempts = self._of_file(file)
+        if effect.peer is not None:
+            attempts.current.accused[effect.peer] += 1
+        attempts.see_failure(effect.failure, self._steps_of_origins)
 
     def wants_steps(self, file: Origin) -> bool:
         """Whether the next lines about progress are needed."""
@@ -123,6 +165,7 @@ class LogAnalysis:
 
     def add_step(self, file: Origin, line: str) -> None:
         """Take a line about progress after a failure."""
+        self._is_plain = False
         origin, text = of_line(line, file)
         self._of_file(file).see_step(whose(origin), text)
 
@@ -155,7 +198,7 @@ class LogAnalysis:
         """Take a line. Returns whether it means anything."""
         origin, text = of_line(line, file)
         self._year = clocks.year_of(line) or self._year
-        self._note_rank(origin)
+        self._ids.see(origin)
         if origin in self._open and self._add_to_traceback(origin, number, line, text):
             return True
         if Traceback.begins(text):
@@ -171,6 +214,7 @@ class LogAnalysis:
     def _add_link(self, origin: Origin, text: str) -> bool:
         """Whether the line tells what the traceback before or after it means."""
         if links_exceptions(text):
+            self._is_plain = False
             if origin in self._raised:
                 self._handled[origin] = self._raised[origin]
             return True
@@ -194,29 +238,13 @@ class LogAnalysis:
         return text[:1].isspace()  # a line of code, which may quote anything
 
     @property
-    def _has_rank_tasks(self) -> bool:
-        """Whether srun's tasks are the ranks: no line contradicts it; no rank is beyond them."""
-        return self._tasks_are_ranks and max(self._locals.values(), default=0) <= self._last_task
-
-    def _note_rank(self, origin: Origin) -> None:
-        task = origin.member.removeprefix("task ") if origin.member.startswith("task ") else ""
-        if task:
-            self._last_task = max(self._last_task, int(task))
-        if origin.rank is not None and len(self._ranks) < _MOST_ORIGINS:
-            self._ranks.add(origin.rank)
-            self._tasks_are_ranks &= not task or int(task) == origin.rank
-
-    @property
     def has_open_traceback(self) -> bool:
         """Whether lines without words of the rules are needed, too."""
         return bool(self._open)
 
     def end_file(self) -> None:
         """Forget tracebacks that have not ended."""
-        self._open.clear()
-        self._ignored.clear()
-        self._raised.clear()
-        self._handled.clear()
+        self._begin_tracebacks()
 
     def _add_open_line(self, origin: Origin, number: int, line: str, text: str) -> bool:
         if enqueued := _ENQUEUED.search(text):
@@ -224,11 +252,10 @@ class LogAnalysis:
         if summary := _SUMMARY_RANK.match(text):
             rank = int(summary["rank"][:7])
             self._summaries = {origin: rank}
-            if len(self._locals) < _MOST_ORIGINS:
-                self._locals[origin.file, summary["local"]] = rank
+            self._ids.set_local(origin.file, summary["local"], rank)
             return True
         if origin.pid and (nccl := _NCCL_RANK.search(text)):
-            self._set_process(origin.pid, int(nccl["rank"]))
+            self._ids.set_process(origin.pid, int(nccl["rank"]))
             return True
         match = self._rules.match(text)
         if match is not None:
@@ -236,9 +263,12 @@ class LogAnalysis:
             return True
         if bare := _BARE.match(text):
             name = fingerprint.of_exception(bare["kind"], "", bare["text"])
-            self._keep(origin, number, line, Match(_GENERAL, {}), "weak", name, ())
+            self._keep(origin, number, line, Match(_GENERAL, {}), "weak", name)
             return True
-        return self._of_file(origin).see_start(text) or bool(enqueued)
+        if self._of_file(origin).see_start(text):
+            self._is_plain = False
+            return True
+        return bool(enqueued)
 
     def _add_match(self, origin: Origin, number: int, line: str, text: str, match: Match) -> None:
         rule = match.rule
@@ -248,21 +278,19 @@ class LogAnalysis:
         if match.is_of_kernel and origin.is_of_rank and role != "cascade":
             role = "hint"
         name = fingerprint.of_rule(rule.failure_class, match.component)
-        self._keep(origin, number, line, match, role, name, ())
+        self._keep(origin, number, line, match, role, name)
 
     def _set_enqueued(self, origin: Origin, sequence: int) -> None:
+        self._is_plain = False
         enqueued = self._of_file(origin).current.enqueued
         if origin.rank is not None and len(enqueued) < _MOST_ORIGINS:
             enqueued[origin.rank] = max(sequence, enqueued.get(origin.rank, -1))
 
     def _add_work(self, origin: Origin, rank: int, text: str) -> None:
+        self._is_plain = False
         works = self._of_file(origin).current.works
         if (work := work_of(text)) and len(works) < _MOST_ORIGINS:
             works.setdefault((work[0], rank), work[1])
-
-    def _set_process(self, pid: str, rank: int) -> None:
-        if len(self._processes) < _MOST_PROCESSES:
-            self._processes[pid] = rank
 
     def _add_raised(self, origin: Origin, number: int, line: str, raised: Raised) -> None:
         kind = raised.kind.rpartition(".")[2]
@@ -271,15 +299,16 @@ class LogAnalysis:
         if match is None or match.rule.failure_class in ENDS:
             match = Match(_GENERAL, {})
         name = fingerprint.of_exception(kind, innermost(raised.frames), raised.message)
-        if raised.is_uncaught and origin not in self._handled:
-            self._of_file(origin).see_uncaught(whose(origin), name)
+        is_uncaught = raised.is_uncaught and origin not in self._handled
+        self._see_raised(origin, name, number, is_uncaught)
         frames = tuple(f"{frame.file}:{frame.line} in {frame.function}" for frame in raised.frames)
-        kept, failure = self._keep(origin, number, line, match, match.rule.role, name, frames)
+        kept, failure = self._keep(
+            origin, number, line, match, match.rule.role, name, frames, is_uncaught=is_uncaught
+        )
         if origin in self._handled:
             of_before, before = self._handled.pop(origin)
             if before.role != "cascade" and before.severity <= failure.severity:
                 of_before.forget(before)
-        self._caught.add(origin, name, number)
         if len(self._raised) < _MOST_ORIGINS:
             self._raised[origin] = (kept, failure)
 
@@ -291,15 +320,13 @@ class LogAnalysis:
         match: Match,
         role: Role,
         name: str,
-        frames: tuple[str, ...],
+        frames: tuple[str, ...] = (),
+        *,
+        is_uncaught: bool = False,
     ) -> tuple[OriginFailures, Failure]:
         rank, groups = origin.rank, match.groups
-        attempts = self._of_file(origin)
-        attempt = attempts.current
         if "rank" in groups:
             rank = int(groups["rank"][:7])
-        if "peer" in groups:
-            attempt.accused[int(groups["peer"][:7])] += 1
         if frames and rank is None:
             rank = self._summaries.get(origin)
         pid = groups.get("pid", "") or origin.pid
@@ -307,7 +334,7 @@ class LogAnalysis:
             pid = summary["pid"]
             rank = self._summaries.get(origin, rank)
             if rank is not None:
-                self._set_process(pid, rank)
+                self._ids.set_process(pid, rank)
         failure = Failure(
             failure_class=match.rule.failure_class,
             domain=match.rule.domain,
@@ -330,15 +357,31 @@ class LogAnalysis:
             pid=pid,
         )
         unknown = groups.get("node", "") or origin.member or origin.node
+        peer = int(groups["peer"][:7]) if "peer" in groups else None
         key = (rank, unknown if rank is None else "")
+        effect = BlockEffect(key, failure, number, peer, origin if frames else None, is_uncaught)
+        self._effects.append(effect)
+        return self._record(origin, effect), failure
+
+    def _record(self, file: Origin, effect: BlockEffect) -> OriginFailures:
+        attempts = self._of_file(file)
+        attempt, key = attempts.current, effect.key
         if key not in attempt.kept:
             if self._origins >= _MOST_ORIGINS:
                 key = (None, "")
             self._origins += 1
         kept = attempt.kept.setdefault(key, OriginFailures())
-        kept.add(failure)
-        attempts.see_failure(failure, self._steps_of_origins())
-        return kept, failure
+        kept.add(effect.failure)
+        if effect.peer is not None:
+            attempt.accused[effect.peer] += 1
+        attempts.see_failure(effect.failure, self._steps_of_origins)
+        return kept
+
+    def _see_raised(self, origin: Origin, name: str, number: int, is_uncaught: bool) -> None:
+        """Note an exception before it is kept: it may show that another attempt has begun."""
+        if is_uncaught:
+            self._of_file(origin).see_uncaught(whose(origin), name)
+        self._caught.add(origin, name, number)
 
     def _steps_of_origins(self) -> Iterator[tuple[Origin, str]]:
         for _, line in self._steps_before():
@@ -353,7 +396,7 @@ class LogAnalysis:
             verdict="nothing",
             files=tuple(self.names),
             lines=self.lines,
-            ranks=len(self._ranks),
+            ranks=len(self._ids.ranks),
             notes=tuple(self.notes),
             attempts=max(ordered, default=1),
         )
@@ -387,38 +430,13 @@ class LogAnalysis:
             for kept in attempt.kept.values():
                 cascades.update(kept.cascades)
                 for name, first in kept.failures.items():
-                    again = timing.is_outlived(first) and kept.last.get(name)
-                    failure = self._with_rank(again or first)
+                    again = timing.is_outlived(first) and kept.last(name, self._year)
+                    failure = self._ids.with_rank(again or first)
                     of_file = failure.file if failure.rank is None else None
                     key = (name, failure.rank, of_file, failure.member, failure.node)
                     failures.setdefault(key, failure)
         judgement = Judgement(
-            [*failures.values()], accused, timing, self._silent(attempts, accused)
+            [*failures.values()], accused, timing, self._ids.silent(attempts, [*accused])
         )
         base = replace(base, cascades=dict(cascades.most_common()))
         return judgement.report(base, enqueued, mismatch(works))
-
-    def _with_rank(self, failure: Failure) -> Failure:
-        """The failure with its rank, if its process, local rank or task shows it."""
-        if failure.rank is not None:
-            return failure
-        rank = self._processes.get(failure.pid)
-        if rank is None and (local := _LOCAL.search(failure.member)):
-            rank = self._locals.get((failure.file, local[1]))
-            if rank is None and failure.member.startswith("task ") and self._has_rank_tasks:
-                rank = int(local[1])
-        return failure if rank is None else failure.of_rank(rank)
-
-    def _silent(self, attempts: Sequence[Attempt], accused: Counter[int]) -> tuple[int, ...]:
-        """Return the ranks without any line, up to the highest known rank."""
-        failed = {
-            rank
-            for attempt in attempts
-            for (rank, _), kept in attempt.kept.items()
-            if rank is not None
-            and any(failure.rule not in _BY_OTHERS for failure in kept.failures.values())
-        }
-        world = self._world or max([*self._ranks, *accused, 0]) + 1
-        if len(failed) < max(2, world - 2):
-            return ()
-        return tuple(rank for rank in range(world) if rank not in failed)

@@ -8,10 +8,12 @@ earlier one, or when an exception that ends a process comes again after further 
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
+
+from msgspec.structs import replace
 
 from everstep_services.attribution.log_analysis import clocks
 from everstep_services.attribution.log_analysis.origins import Origin
@@ -35,6 +37,8 @@ _NUMBERED = re.compile(r"(?:^|/)(?:round|attempt|cycle|restart)[-_](\d{1,6})(?=/
 _EPOCH = re.compile(r"(?i)\bepoch\W{0,12}(\d{1,9})\b")
 _PART = re.compile(r"\b(\d{1,12})/\s{0,12}\d")
 
+OriginKey: TypeAlias = tuple[int | None, str]
+"""A rank, or a member or node where no rank is known."""
 Position: TypeAlias = tuple[int, int]
 """An epoch and a step, −1 where a line counts none."""
 
@@ -44,7 +48,7 @@ class OriginFailures:
 
     def __init__(self) -> None:
         self.failures: dict[str, Failure] = {}
-        self.last: dict[str, Failure] = {}
+        self._last: dict[str, tuple[Failure, int, bytes | None]] = {}
         """The last line of each failure that came again."""
         self.repeats: Counter[str] = Counter()
         self.cascades: Counter[str] = Counter()
@@ -56,13 +60,31 @@ class OriginFailures:
             self.cascades[failure.failure_class] += 1
         self.repeats[name] += 1
         if name in self.failures:
-            self.last[name] = failure
+            self._last[name] = failure, failure.line, None
         elif len(self.failures) < _MOST_FAILURES:
             self.failures[name] = failure
         elif failure.role == "root":
             self._make_room(failure)
         if len(self.repeats) > 4 * _MOST_FAILURES:
             self.repeats = Counter(dict(self.repeats.most_common(2 * _MOST_FAILURES)))
+
+    def add_again(self, failure: Failure, number: int, line: bytes) -> bool:
+        """Take a failure that is equal to one that is kept, but for its line; False if none is."""
+        name = failure.fingerprint
+        if name not in self.failures:
+            return False
+        if failure.role == "cascade":
+            self.cascades[failure.failure_class] += 1
+        self.repeats[name] += 1
+        self._last[name] = failure, number, line
+        return True
+
+    def last(self, name: str, year: int) -> Failure | None:
+        """The last failure of this name, if it came again."""
+        if name not in self._last:
+            return None
+        failure, number, line = self._last[name]
+        return failure if line is None else moved(failure, number, line, year)
 
     def forget(self, failure: Failure) -> None:
         """Drop a failure that was handled: its rank raised another one instead."""
@@ -74,7 +96,7 @@ class OriginFailures:
         for name, kept in self.failures.items():
             if kept.role != "root":
                 del self.failures[name]
-                self.last.pop(name, None)
+                self._last.pop(name, None)
                 self.failures[failure.fingerprint] = failure
                 return
 
@@ -106,8 +128,7 @@ class Caught:
 class Attempt:
     """What the lines of one attempt in one file report."""
 
-    kept: dict[tuple[int | None, str], OriginFailures] = field(default_factory=dict)
-    """By rank, or by member or node where no rank is known."""
+    kept: dict[OriginKey, OriginFailures] = field(default_factory=dict)
     accused: Counter[int] = field(default_factory=Counter)
     enqueued: dict[int, int] = field(default_factory=dict)
     """The last collective that each rank has entered."""
@@ -146,15 +167,17 @@ class FileAttempts:
         """Whether the next lines about progress are needed."""
         return self._has_failed and self._watched < _MOST_WATCHED
 
-    def see_failure(self, failure: Failure, steps: Iterable[tuple[Origin, str]]) -> None:
-        """Take a failure; `steps` are the lines about progress before it."""
+    def see_failure(
+        self, failure: Failure, steps: Callable[[], Iterable[tuple[Origin, str]]]
+    ) -> None:
+        """Take a failure; `steps` returns the lines about progress before it."""
         if failure.role == "hint":
             return
         self._has_ended |= failure.role != "cascade"
         if not self._has_failed:
             self._has_failed, self._watched = True, 0
             self._before, self._fallen, self._further = {}, {}, Counter()
-            for origin, text in steps:
+            for origin, text in steps():
                 if (position := position_of(text)) is not None:
                     self._before[origin] = position
 
@@ -200,6 +223,13 @@ class FileAttempts:
         self.attempts = [*self.attempts, Attempt()][-MOST_ATTEMPTS:]
         self._has_failed = self._has_ended = False
         self._uncaught.clear()
+
+
+def moved(failure: Failure, number: int, line: bytes, year: int) -> Failure:
+    """The failure as another line, equal but for its time, reports it."""
+    text = line.decode("utf-8", "replace").strip()
+    at = None if failure.at is None else clocks.seconds(text, year)
+    return replace(failure, line=number, quote=text[: len(failure.quote)], at=at)
 
 
 def position_of(text: str) -> Position | None:

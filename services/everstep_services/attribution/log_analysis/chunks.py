@@ -7,11 +7,13 @@ all lines of it are passed over at the cost of one look into a set.
 
 import re
 import sys
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeAlias
+
+from everstep_services.attribution.log_analysis.repeats import without_times
 
 if TYPE_CHECKING:
     from everstep_services.attribution.log_analysis.word_filter import WordFilter
@@ -33,6 +35,7 @@ _COUNTED = re.compile(rb"(?i)(?:iter(?:ation)?|step|epoch|loss)\W{0,12}\d")
 _LOOKED_AT = 400
 _MOST_LOOKS = 512
 _MOST_SEARCHED = 2048
+_MOST_REPEATED = 256
 _MOST_BEFORE = 256
 """Lines about progress before a failure, and the lines in which they are looked for."""
 _ESCAPES = re.compile(
@@ -199,7 +202,10 @@ class LogFile:
         self._of_contents: Sequence[Shape] = ()
         """The lines of the chunk, and their shapes."""
         self._numbers: Sequence[int] = ()
-        self._at = 0
+        self.at = 0
+        """The index of the line that was read last, in its chunk."""
+        self._skipped = 0
+        self._keys: list[bytes] | None = None
         self._last: deque[tuple[Sequence[bytes], Sequence[int]]] = deque(maxlen=2)
         """The lines of the last two chunks."""
 
@@ -242,26 +248,51 @@ class LogFile:
         self._see_progress(contents, shapes, numbers)
         self._contents, self._of_contents, self._numbers = contents, shapes, numbers
         self._last.append((contents, numbers))
+        self._keys = None
+        loud = [at for at, shape in enumerate(shapes) if shape not in quiet]
+        noted: list[int] | None = None  # those, and the lines about progress
         at, end = 0, len(contents)
-        loud = iter([at for at, shape in enumerate(shapes) if shape not in quiet])
-        following = next(loud, end)
         while at < end:
-            if not self.wants_all and not self.wants_steps:
-                at = max(at, following)
-            while following <= at < end:
-                following = next(loud, end)
-            if at < end:
-                self._at = at
-                yield from self._wanted(contents[at], shapes[at], numbers[at])
-            at += 1
+            if not self.wants_all:
+                if self.wants_steps and noted is None:
+                    noted = [at for at, shape in enumerate(shapes) if self._is_noted(shape)]
+                wanted = loud if noted is None or not self.wants_steps else noted
+                following = bisect_left(wanted, at)
+                if following == len(wanted):
+                    return
+                at = wanted[following]
+            self.at = at
+            yield from self._wanted(contents[at], shapes[at], numbers[at])
+            at += 1 + self._skipped
+            self._skipped = 0
 
-    def _wanted(self, content: bytes, shape: Shape, number: int) -> Iterator[Line]:
+    def _is_noted(self, shape: Shape) -> bool:
+        return shape not in self._shapes.quiet or shape in self._shapes.progress
+
+    def _wanted(self, content: bytes, shape: Shape, number: int) -> Sequence[Line]:
         """The line, in its parts, if somebody wants it."""
         is_loud = shape not in self._shapes.quiet
         is_step = self.wants_steps and shape in self._shapes.progress and _counts(content)
-        if is_loud or is_step or self.wants_all:
-            for part in self._parts(content, is_loud=is_loud):
-                yield Line(number, part, shape, is_step)
+        if not (is_loud or is_step or self.wants_all):
+            return ()
+        parts = self._parts(content, is_loud=is_loud)
+        return [Line(number, part, shape, is_step) for part in parts]
+
+    @property
+    def keys(self) -> list[bytes]:
+        """The lines of the chunk without times of day."""
+        if self._keys is None:
+            self._keys = without_times(self._contents)
+        return self._keys
+
+    @property
+    def rest(self) -> Sequence[bytes]:
+        """The lines of the chunk from the one that was read last on."""
+        return self._contents[self.at : self.at + _MOST_REPEATED]
+
+    def skip(self, lines: int) -> None:
+        """Pass over lines after the one that was read last."""
+        self._skipped = lines
 
     def tail(self, size: int) -> tuple[list[tuple[int, bytes]], bool]:
         """The last lines, of this number of bytes, and whether they are all lines of the file."""
@@ -277,11 +308,11 @@ class LogFile:
     def progress_before(self) -> Iterator[tuple[int, bytes]]:
         """The last lines about progress before the line that was read last, in their order."""
         progress = self._shapes.progress
-        until = self._numbers[self._at] if self._numbers else 0
-        begin = max(0, self._at - _MOST_SEARCHED)
+        until = self._numbers[self.at] if self._numbers else 0
+        begin = max(0, self.at - _MOST_SEARCHED)
         near = [
             (self._numbers[at], self._contents[at][:_LOOKED_AT])
-            for at in range(begin, self._at)
+            for at in range(begin, self.at)
             if self._of_contents[at] in progress and _counts(self._contents[at])
         ]
         if not near:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from everstep_services.attribution.log_analysis.analysis import LogAnalysis
-from everstep_services.attribution.log_analysis.chunks import LogFile, Shapes
+from everstep_services.attribution.log_analysis.chunks import Line, LogFile, Shapes
 from everstep_services.attribution.log_analysis.origins import Origin, of_file
+from everstep_services.attribution.log_analysis.repeats import RepeatedBlocks
 from everstep_services.attribution.log_analysis.rules import LogRules, shipped
 
 _GZIP = b"\x1f\x8b"
@@ -172,26 +173,50 @@ def _take(
     rules: LogRules,
 ) -> None:
     analysis.begin_file(origin, path, lambda: _decoded(log.progress_before()))
+    repeats, begin, first = RepeatedBlocks(), 0, 0
     try:
         for line in log.loud_lines():
-            text = line.content.decode("utf-8", "replace").rstrip("\r")
-            text = text.replace("\0", "")[:_MOST_CHARACTERS]
-            if line.is_progress and log.wants_steps:
-                analysis.add_step(origin, text)
-                log.wants_steps = analysis.wants_steps(origin)
-                if not log.wants_all:
+            if not log.wants_all:
+                begin, first = log.at, line.number
+                again = repeats.find(log.keys, begin)
+                if again is not None and analysis.add_again(origin, again, first, log.rest):
+                    log.skip(len(again.lines) - 1)
+                    log.wants_steps = analysis.wants_steps(origin)
                     continue
-            means = analysis.add(origin, line.number, text)
-            log.wants_all = analysis.has_open_traceback
-            log.wants_steps = analysis.wants_steps(origin)
-            if not means and not log.wants_all and rules.is_settled(text):
-                shapes.silence(line.shape)
+                analysis.begin_block()
+            _take_line(log, line, origin, analysis, shapes, rules)
+            if log.wants_all or log.at < begin or line.is_progress:
+                continue
+            if block := analysis.block(log.keys[begin : log.at + 1], first):
+                repeats.add(block)
     finally:
         analysis.end_file()
         analysis.add_progress(origin, [*_decoded(log.progress)])
         analysis.tails.add(origin, *log.tail(analysis.tails.size))
         analysis.lines += log.lines
         analysis.bytes += log.bytes
+
+
+def _take_line(
+    log: LogFile,
+    line: Line,
+    origin: Origin,
+    analysis: LogAnalysis,
+    shapes: Shapes,
+    rules: LogRules,
+) -> None:
+    text = line.content.decode("utf-8", "replace").rstrip("\r")
+    text = text.replace("\0", "")[:_MOST_CHARACTERS]
+    if line.is_progress and log.wants_steps:
+        analysis.add_step(origin, text)
+        log.wants_steps = analysis.wants_steps(origin)
+        if not log.wants_all:
+            return
+    means = analysis.add(origin, line.number, text)
+    log.wants_all = analysis.has_open_traceback
+    log.wants_steps = analysis.wants_steps(origin)
+    if not means and not log.wants_all and rules.is_settled(text):
+        shapes.silence(line.shape)
 
 
 def _decoded(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, str]]:

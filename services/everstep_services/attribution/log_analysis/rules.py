@@ -62,10 +62,11 @@ _OF_DRIVER = re.compile(
 """The begin of a line that only the kernel or a driver writes, whatever it reports."""
 ENDS = frozenset({"exited", "aborted"})
 """Classes of a launcher's line that only says that a process ended."""
-_STEM = 4
+_MOST_SHAPES = 20_000
 _CONSTANT = re.compile(r"CUDA_ERROR_[A-Z_]+|cudaError[A-Z]\w+")
 """The name of an error in CUDA's headers, which no sentence has by chance."""
 _PREVIOUS_XID = re.compile(r"(?i)\b(?:previous|earlier) xid:? (\d{1,4})\b")
+_DIGITS = str.maketrans("", "", "0123456789")
 _NEEDS_NUMBERS = re.compile(r"\\d|\d")
 
 
@@ -131,7 +132,8 @@ class LogRules:
         for number, rule in enumerate(rules):
             for word in rule.words:
                 self._of_words.setdefault(word, []).append(number)
-        self._stems = _by_stem(set(self._of_words))
+        self._of_shapes: dict[str, tuple[int, ...]] = {}
+        """The numbers of the rules whose words texts have that differ in digits only."""
 
     def match(self, text: str) -> Match | None:
         """The meaning of a line, by the first rule that matches it.
@@ -147,7 +149,7 @@ class LogRules:
         lower = text.lower()
         if "xid" in lower and (hit := _XID.search(text)):
             return _of_xid(hit) if _KERNEL_HEAD.fullmatch(text, 0, hit.start()) else None
-        for number in sorted(self._with_words(lower)):
+        for number in self._with_words(lower):
             rule, patterns, of_kernel = self._compiled[number]
             for pattern in (*of_kernel, *patterns):
                 hit = pattern.search(text)
@@ -161,23 +163,32 @@ class LogRules:
                     return Match(rule, groups, rule.id, is_of_kernel)
         return None
 
-    def _with_words(self, lower: str) -> set[int]:
-        """Return the numbers of the rules that have a word in the text."""
-        return {
-            number
-            for stem, words in self._stems.items()
-            if stem in lower
-            for word in words
-            if word in lower
-            for number in self._of_words[word]
-        }
+    def _with_words(self, lower: str) -> tuple[int, ...]:
+        """The numbers of the rules that have a word in the text, in their order."""
+        shape = lower.translate(_DIGITS)
+        numbers = self._of_shapes.get(shape)
+        if numbers is None:
+            if len(self._of_shapes) >= _MOST_SHAPES:
+                self._of_shapes.clear()
+            numbers = tuple(
+                sorted(
+                    {
+                        number
+                        for word, numbers in self._of_words.items()
+                        if word in lower
+                        for number in numbers
+                    }
+                )
+            )
+            self._of_shapes[shape] = numbers
+        return numbers
 
     def is_settled(self, text: str) -> bool:
         """Whether a line with other digits would mean as little as this one."""
         lower = text.lower()
         if any(word in lower for word in _COUNTED_WORDS):
             return False
-        return not self._numeric & self._with_words(lower)
+        return self._numeric.isdisjoint(self._with_words(lower))
 
 
 def _is_in_form(rule: LogRule, match: re.Match[str]) -> bool:
@@ -190,21 +201,6 @@ def _is_in_form(rule: LogRule, match: re.Match[str]) -> bool:
     head = _KERNEL_HEAD.match(text, 0, end)
     begin = head.end() if head else 0
     return _DRIVER_HEAD.fullmatch(text, begin, end) is not None
-
-
-def _by_stem(words: set[str]) -> dict[str, list[str]]:
-    """Few short stems, one of them in each word, and the words of each."""
-    stems: dict[str, list[str]] = {}
-    left = set(words)
-    while left:
-        has: dict[str, set[str]] = {}
-        for word in left:
-            for at in range(max(1, len(word) - _STEM + 1)):
-                has.setdefault(word[at : at + _STEM], set()).add(word)
-        stem = min(has, key=lambda stem: (-len(has[stem]), stem))
-        stems[stem] = sorted(has[stem])
-        left -= has[stem]
-    return stems
 
 
 @cache
