@@ -42,6 +42,48 @@ DETERMINISTIC_CAUSES = frozenset(
     cause for cause in VERDICT_CAUSES if meaning_of(cause).is_deterministic
 )
 
+Retry = Literal["as_is", "without_node", "after_change", "never", "unknown"]
+"""Whether another attempt may succeed: as it is, on other nodes, once somebody has changed
+something, or not at all, because somebody requested the end."""
+RETRIES: tuple[Retry, ...] = get_args(Retry)
+_RETRY_OF_KIND: dict[str, Retry] = {
+    **dict.fromkeys(
+        ("preempted", "time_limit", "unschedulable", "port_taken", "rendezvous", "peer_lost"),
+        "as_is",
+    ),
+    **dict.fromkeys(
+        ("gpu_ecc", "gpu_fault", "nvlink", "silent_corruption", "host_hardware", "kernel_fault",
+         "node_failed", "illegal_instruction"),
+        "without_node",
+    ),
+    **dict.fromkeys(
+        ("host_oom", "gpu_oom", "bus_error", "resource_limit", "disk_full", "quota", "permission",
+         "missing_file", "corrupt_file", "cuda_driver", "compile_error", "absurd_size"),
+        "after_change",
+    ),
+    **dict.fromkeys(("operator", "cancelled"), "never"),
+    **dict.fromkeys(("killed", "exited", "aborted", "segfault", "hang", "nccl_error"), "unknown"),
+}  # fmt: skip
+"""By the kind of failure, where that tells more than the cause."""
+
+
+def retry_of(
+    cause: VerdictCause, kind: str, *, has_nodes: bool = False, is_transient: bool | None = None
+) -> Retry:
+    """Whether another attempt may succeed after a failure of this cause and kind."""
+    if is_transient is True:
+        return "as_is"
+    if meaning_of(cause).is_deterministic:
+        return "after_change"
+    if kind in _RETRY_OF_KIND:
+        return _RETRY_OF_KIND[kind]
+    if not meaning_of(cause).may_be_of_node:
+        return "as_is" if cause == "injected" else "unknown"
+    if has_nodes:
+        return "without_node"
+    return "after_change" if is_transient is False else "as_is"
+
+
 Advice = Literal["restart", "restart_without", "stop", "wait", "inform"]
 
 _ADVICE: dict[str, str] = {
@@ -51,6 +93,13 @@ _ADVICE: dict[str, str] = {
     "wait": "wait until nodes or the quota are back",
     "inform": "a person must act first, or it comes again",
 }
+_RETRY: dict[str, str] = {
+    "as_is": "as it is",
+    "without_node": "without the node",
+    "after_change": "after a change only",
+    "never": "not at all",
+    "unknown": "nobody knows whether it helps",
+}
 _REQUESTED = "stop: somebody requested its end"
 
 
@@ -59,3 +108,8 @@ def advice_text(advice: str, cause: str | None) -> str:
     if advice == "stop" and cause == "scheduler":
         return _REQUESTED
     return _ADVICE.get(advice, advice)
+
+
+def retry_text(retry: str) -> str:
+    """Whether another attempt may succeed, in words; what a newer release says, as it is."""
+    return _RETRY.get(retry, retry)

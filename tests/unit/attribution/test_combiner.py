@@ -13,6 +13,7 @@ from everstep.verdict_causes import (
     Advice,
     VerdictCause,
     advice_text,
+    retry_of,
 )
 from everstep_services.attribution.domain.claims import Claim
 from everstep_services.attribution.domain.combiner import combine
@@ -250,3 +251,34 @@ def test_every_advice_says_more_than_its_name(advice: str) -> None:
 def test_an_end_that_somebody_requested_does_not_come_again() -> None:
     assert advice_text("stop", "scheduler") == "stop: somebody requested its end"
     assert advice_text("ask the vendor", "gpu") == "ask the vendor", "from a newer release"
+
+
+@pytest.mark.parametrize(
+    ("cause", "kind", "nodes", "is_transient", "retry"),
+    [
+        ("user_code", "python_exception", (), None, "after_change"),
+        ("user_code", "gpu_oom", (), None, "after_change"),
+        ("user_code", "python_exception", (), True, "as_is"),
+        ("host", "host_oom", ("n1",), None, "after_change"),
+        ("gpu", "gpu_ecc", (), None, "without_node"),
+        ("network", "link", ("n1",), None, "without_node"),
+        ("network", "network", (), None, "as_is"),
+        ("storage", "disk_full", (), None, "after_change"),
+        ("storage", "storage", (), False, "after_change"),
+        ("scheduler", "preempted", (), None, "as_is"),
+        ("scheduler", "operator", (), None, "never"),
+        ("injected", "kill", (), True, "as_is"),
+        ("framework", "crash", (), None, "unknown"),
+        ("unknown", "killed", (), None, "unknown"),
+    ],
+)
+def test_whether_another_attempt_may_succeed(
+    cause: VerdictCause, kind: str, nodes: tuple[str, ...], is_transient: bool | None, retry: str
+) -> None:
+    assert retry_of(cause, kind, has_nodes=bool(nodes), is_transient=is_transient) == retry
+    one = claim(cause, 0.9, kind=kind, nodes=nodes, is_transient=is_transient)
+    assert combine(case(), [one], []).retry == retry
+
+
+def test_nobody_knows_whether_a_retry_helps_where_the_cause_is_open() -> None:
+    assert combine(case(), [claim("host", 0.2, kind="host_oom")], []).retry == "unknown"

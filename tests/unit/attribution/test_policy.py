@@ -63,6 +63,8 @@ def test_the_same_bug_twice_without_progress_stops_the_job() -> None:
         ({}, 10, [past("i9")]),
         ({}, 10, [past("i9"), past("i10")]),
         ({"is_transient": True}, 10, [past("i8")]),
+        ({"retry": "as_is"}, 10, [past("i8")]),
+        ({"retry": "never"}, 10, [past("i8")]),
         ({"is_inconclusive": True}, 10, [past("i8")]),
         ({"confidence": 0.4}, 10, [past("i8")]),
         ({"cause": "framework"}, 10, [past("i8")]),

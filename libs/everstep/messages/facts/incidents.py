@@ -148,6 +148,10 @@ class VerdictReached(IncidentFact, frozen=True, kw_only=True, tag="verdict_reach
     back) or `inform` (a person must act first); empty for none."""
     is_transient: bool | None = None
     """The same training may succeed next time; None when that is not known."""
+    retry: str = ""
+    """Whether another attempt may succeed: `as_is`, `without_node` (the culprit nodes),
+    `after_change` (of something by somebody), `never` (somebody requested the end) or `unknown`;
+    empty in facts of older releases."""
     fingerprint: str = ""
     """A hash of the failure without its accidental details: equal for the same bug."""
     analyzers: tuple[str, ...] = ()

@@ -93,6 +93,7 @@ VERDICTS = ProjectedTable(
             culprit_nodes="json",
             advice="text",
             is_transient="bool",
+            retry="text",
             fingerprint="text",
             grounds="json",
             alternatives="json",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from everstep.messages import Case
-from everstep.verdict_causes import NODE_CAUSES, Advice, VerdictCause
+from everstep.verdict_causes import NODE_CAUSES, Advice, Retry, VerdictCause, retry_of
 from everstep_services.attribution.domain.claims import (
     GENERAL,
     NODE_LOST,
@@ -226,6 +226,7 @@ class CaseJudgement:
     ranks: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
     is_transient: bool | None = None
+    retry: Retry = "unknown"
     fingerprint: str = ""
     evidence: tuple[tuple[Claim, float], ...] = ()
     """Claims with their weights; below 0 for claims against the verdict."""
@@ -286,6 +287,9 @@ def _judged(
         ranks=tuple(sorted({rank for it in (best, *joint) for rank in it.ranks}))[:_RANKS_MOST],
         nodes=tuple(sorted({node for it in (best, *joint) for node in it.nodes}))[:_NODES_MOST],
         is_transient=is_transient,
+        retry=retry_of(
+            best.cause, best.lead.kind, has_nodes=bool(best.nodes), is_transient=is_transient
+        ),
         fingerprint=_fingerprint(best, job),
         evidence=weighed,
         others=considered,

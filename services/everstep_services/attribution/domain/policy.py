@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, assert_never
 
 from everstep.messages import ControlDocument, PastIncident, VerdictReached
-from everstep.verdict_causes import DETERMINISTIC_CAUSES, NODE_CAUSES
+from everstep.verdict_causes import DETERMINISTIC_CAUSES, NODE_CAUSES, RETRIES
 from everstep_services.attribution.domain.past import earlier
 
 Mode = Literal["observe", "enforce"]
@@ -111,7 +111,10 @@ def _user_error(
     switches: PolicySwitches,
 ) -> Iterator[Decision]:
     """Stop if the same bug came twice in a row without a step between: a retry has confirmed it."""
-    if verdict.cause not in DETERMINISTIC_CAUSES or verdict.is_transient is True:
+    is_of_older = verdict.retry not in RETRIES
+    otherwise = "as_is" if verdict.is_transient else "after_change"
+    retry = otherwise if is_of_older or verdict.is_transient else verdict.retry
+    if verdict.cause not in DETERMINISTIC_CAUSES or retry != "after_change":
         return
     last = next((incident for incident in reversed(past) if incident.job == verdict.job), None)
     is_same = last is not None and verdict.fingerprint and last.fingerprint == verdict.fingerprint

@@ -125,7 +125,7 @@ def _overruled(was: VerdictReached, *, is_same: bool) -> tuple[Alternative, ...]
 def _told(verdict: VerdictReached) -> tuple[object, ...]:
     return (
         verdict.cause, verdict.kind, verdict.culprit_ranks, verdict.culprit_nodes,
-        verdict.advice, verdict.is_inconclusive, verdict.is_transient,
+        verdict.advice, verdict.is_inconclusive, verdict.is_transient, verdict.retry,
     )  # fmt: skip
 
 
@@ -155,6 +155,7 @@ def _fact(case: Case, judged: CaseJudgement, now: VerdictContext) -> VerdictReac
         missing=tuple(text[:_TEXT_MOST] for text in judged.missing[:_MISSING_MOST]),
         advice=judged.advice,
         is_transient=judged.is_transient,
+        retry=judged.retry,
         is_inconclusive=judged.is_inconclusive,
         fingerprint=judged.fingerprint,
         analyzers=tuple(dict.fromkeys(claim.analyzer for claim, _ in judged.evidence)),

@@ -7,7 +7,7 @@ import msgspec
 
 from everstep.observe.printable import printable
 from everstep.observe.redaction import redact
-from everstep.verdict_causes import VerdictCause
+from everstep.verdict_causes import Retry, VerdictCause, retry_of, retry_text
 
 Verdict = Literal["cause", "inconclusive", "nothing"]
 _MOST_ALTERNATIVES = 5
@@ -97,6 +97,8 @@ class LogReport(msgspec.Struct, frozen=True, kw_only=True):
     confidence: float = 0.0
     culprits: tuple[int, ...] = ()
     """The ranks that failed in this way; several if the logs do not show which was first."""
+    retry: Retry = "unknown"
+    """Whether another attempt may succeed."""
     alternatives: tuple[Failure, ...] = ()
     missing: tuple[str, ...] = ()
     cascades: Mapping[str, int] = {}
@@ -147,11 +149,16 @@ class LogReport(msgspec.Struct, frozen=True, kw_only=True):
             cause=cause.for_people(),
             confidence=round(confidence, 2),
             culprits=culprits,
+            retry=_retry(cause) if verdict == "cause" else "unknown",
             alternatives=tuple(
                 alternative.for_people() for alternative in alternatives[:_MOST_ALTERNATIVES]
             ),
             missing=missing,
         )
+
+
+def _retry(cause: Failure) -> Retry:
+    return retry_of(cause.domain, cause.failure_class, has_nodes=bool(cause.node))
 
 
 def lines(report: LogReport) -> Iterator[str]:
@@ -202,6 +209,7 @@ def _cause(report: LogReport, cause: Failure) -> Iterator[str]:
     yield f"  fingerprint {cause.fingerprint}"
     if report.verdict == "cause":
         yield f"  {cause.advice}"
+        yield f"  retry: {retry_text(report.retry)}"
 
 
 def _attempts(report: LogReport) -> Iterator[str]:

@@ -112,6 +112,7 @@ def _verdict(changes: Changes, entry: LoggedFact, fact: VerdictReached) -> None:
         revision=fact.revision,
         cause_kind=fact.kind or None,
         is_corrected=fact.is_corrected,
+        retry=fact.retry or None,
         grounds=compact([_ground(item) for item in fact.evidence]),
         alternatives=parts(fact.alternatives),
         gaps=compact(fact.missing),

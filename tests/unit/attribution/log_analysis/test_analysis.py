@@ -237,6 +237,7 @@ def test_command_prints_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixt
     record = json.loads(capsys.readouterr().out)
     assert record["schema"] == "everstep.log-report/v1"
     assert record["report"]["culprits"] == [3]
+    assert record["report"]["retry"] == "after_change"
     path.write_text("step 1 loss 2\n")
     assert main(["logs", "analyze", str(path)]) == 0
     capsys.readouterr()

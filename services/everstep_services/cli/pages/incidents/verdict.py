@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from everstep.verdict_causes import advice_text
+from everstep.verdict_causes import advice_text, retry_text
 from everstep_services.cli.cells import (
     SHORT_ID,
     Record,
@@ -38,13 +38,19 @@ def verdict_lines(incident: Record) -> Iterator[str]:
         yield f"  missing: {cell(gap)}"
     if len(verdict["missing"]) > _SHOWN:
         yield f"  missing: and {len(verdict['missing']) - _SHOWN} more (-o json)"
-    if verdict["advice"]:
-        yield f"  advice: {cell(advice_text(verdict['advice'], verdict['cause']))}"
-    if not verdict["is_inconclusive"]:
-        yield f"  what to do: {_PAGE.format(cell(verdict['cause']).replace('_', '-'))}"
+    yield from _remedy(verdict)
     yield from _explanation(verdict)
     yield from _earlier(incident, verdict)
     yield from _similar(incident)
+
+
+def _remedy(verdict: Record) -> Iterator[str]:
+    if verdict["advice"]:
+        yield f"  advice: {cell(advice_text(verdict['advice'], verdict['cause']))}"
+    if verdict["retry"]:
+        yield f"  retry: {cell(retry_text(verdict['retry']))}"
+    if not verdict["is_inconclusive"]:
+        yield f"  what to do: {_PAGE.format(cell(verdict['cause']).replace('_', '-'))}"
 
 
 def _culprits(verdict: Record) -> Iterator[str]:

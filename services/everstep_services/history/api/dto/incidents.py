@@ -314,6 +314,10 @@ class VerdictOut(Answer):
         description="`restart`, `restart_without` (the culprit nodes), `stop`, `wait`, `inform`."
     )
     is_transient: bool | None
+    retry: str | None = Field(
+        description="Whether another attempt may succeed: `as_is`, `without_node` (the culprit "
+        "nodes), `after_change`, `never`, `unknown`; empty for verdicts of older releases."
+    )
     fingerprint: str | None = Field(description="Equal for the same bug.")
     evidence: list[GroundOut] = Field(
         description="The evidence that it rests on, the weightiest first."
