@@ -8,6 +8,7 @@ from everstep_services.straggler.domain.case import (
     TraceCase,
     case_of,
     complete,
+    one_after_another,
 )
 from everstep_services.straggler.domain.collectives import aligned
 from everstep_services.straggler.domain.dependencies import schedule_of, trace_of
@@ -22,7 +23,9 @@ from everstep_services.straggler.domain.prices import (
     ask_ranks,
     even_lengths,
     even_stages,
+    priced,
     without,
+    without_gaps,
 )
 from everstep_services.straggler.domain.report import TraceReport
 from everstep_services.straggler.domain.verdict import SlownessLimits
@@ -40,7 +43,7 @@ def analyze(
     limits = limits or SlownessLimits()
     notes: list[str] = []
     _refuse_no_time(table)
-    table = complete(table, notes)
+    table = one_after_another(complete(table, notes), notes)
     table, enclosing = without_enclosing(table)
     if enclosing:
         notes.append(f"{enclosing} operations that enclose others were left out")
@@ -68,6 +71,7 @@ def _refuse_no_time(table: Operations) -> None:
 
 def _report(case: TraceCase, notes: list[str]) -> TraceReport:
     trace, questions = case.trace, Questions([])
+    observed, case = case, without_gaps(priced(case, notes))
     ideal = whatif.ideal(case.parts)
     whole = questions.ask(ideal)
     suspects = [without(case, suspect) for suspect in case.suspects]
@@ -82,10 +86,12 @@ def _report(case: TraceCase, notes: list[str]) -> TraceReport:
     even_length = questions.ask(lengths) if lengths is not None else None
     transfers = np.flatnonzero(trace.kinds != OperationKind.COMPUTE)
     even_transfers = questions.ask(whatif.only(ideal, transfers))
+    gaps = questions.ask(whatif.as_observed(observed.parts))
     questions.answer(case.parts)
     findings = rows.findings(case, [questions.price(number) for number in of_suspects])
     causes = [("slow ranks", culprits), ("uneven stages", even),
               ("sequence lengths", even_length), ("transfers", even_transfers)]  # fmt: skip
+    notes += rows.gap_notes(questions.change(gaps), questions.change(whole))
     return TraceReport(
         rows=len(trace.table),
         ranks=len(trace.ranks),
@@ -94,7 +100,7 @@ def _report(case: TraceCase, notes: list[str]) -> TraceReport:
         roles=rows.counts(case),
         schedule=schedule_of(trace),
         step_s=float(np.median(case.parts.step_s)),
-        slowdown_ratio=None if (price := questions.price(whole)) is None else 1 + price,
+        slowdown_ratio=None if (price := questions.change(whole)) is None else 1 + price,
         replay_error_ratio=rows.median_error(case.parts),
         findings=findings,
         designs=rows.designs(

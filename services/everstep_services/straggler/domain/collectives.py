@@ -1,6 +1,6 @@
 """Operations of several ranks that belong together, and the ranks' clocks."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,6 +12,7 @@ from everstep_services.straggler.domain.operations import (
     Operations,
     Place,
     direction_of,
+    is_of_all,
 )
 
 _DIMENSIONS = {
@@ -22,6 +23,9 @@ _DIMENSIONS = {
 }
 """Names of groups that every rank uses for a group of its own."""
 _COORDINATES = ("data", "pipeline", "tensor", "expert")
+_UNNAMED = (("pipeline", "tensor"), ("data", "tensor", "expert"), ("data", "pipeline", "expert"))
+"""What the ranks of a collective without a group may have in common, the most usual first."""
+_APART_S, _CONTRADICTED = 1e-3, 0.05
 _ITERATIONS = 20
 _MOST_SAMPLES = 200_000
 
@@ -67,10 +71,50 @@ def _instances(table: Operations, at: Array) -> Array:
     for name, others in _dimensions(table):
         rows = groups == name
         if rows.any():
-            keys = [tuple(getattr(place, other) for other in others) for place in places]
-            numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-            instances[rows] = np.array([numbers[key] for key in keys])[index][rows]
+            instances[rows] = _numbered(places, others)[index][rows]
+    unnamed = np.flatnonzero(groups < 0)
+    for op in np.unique(table.op[at[unnamed]]):
+        rows = unnamed[table.op[at[unnamed]] == op]
+        instances[rows] = _taking_part(table, at[rows], places, index[rows])
     return combined(groups, instances)
+
+
+def _numbered(places: Sequence[Place], others: Sequence[str]) -> Array:
+    """A number for each rank, equal for those that have these coordinates in common."""
+    keys = [tuple(getattr(place, other) for other in others) for place in places]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return np.array([numbers[key] for key in keys])
+
+
+def _taking_part(table: Operations, at: Array, places: Sequence[Place], rank: Array) -> Array:
+    """Who takes part in these collectives without a group: none ends before all have begun.
+
+    The ranks of a stage, mostly; if that is contradicted, those of a pipeline or of one stage of
+    it; each rank alone if no group fits.
+    """
+    groupings = [_numbered(places, others) for others in _UNNAMED]
+    if is_of_all(table.ops[int(table.op[at[0]])]):
+        groupings.insert(0, np.zeros(len(places), dtype=np.int64))
+    for grouping in groupings:
+        if _fits(table, at, grouping[rank], rank):
+            return grouping[rank]
+    return rank
+
+
+def _fits(table: Operations, at: Array, group: Array, rank: Array) -> bool:
+    """Whether collectives of these groups hardly ever end on a rank before another begins."""
+    order = np.argsort(table.start[at], kind="stable")
+    ordinal = np.empty(len(at), dtype=np.int64)
+    ordinal[order] = ordinals(combined(group, table.step[at], rank)[order])
+    key = combined(group, table.step[at], ordinal)
+    count = int(key.max()) + 1
+    # A rank whose clock is ahead is late each time by the same amount.
+    off = table.end[at] - medians_by(key, table.end[at], count)[key]
+    ahead = medians_by(rank, off, int(rank.max()) + 1)[rank]
+    begin, end = np.full(count, -np.inf), np.full(count, np.inf)
+    np.maximum.at(begin, key, table.start[at] - ahead)
+    np.minimum.at(end, key, table.end[at] - ahead)
+    return float((begin > end + _APART_S).mean()) <= _CONTRADICTED
 
 
 def _dimensions(table: Operations) -> list[tuple[int, list[str]]]:
@@ -82,8 +126,7 @@ def _dimensions(table: Operations) -> list[tuple[int, list[str]]]:
                 dimensions.append(
                     (number, [coordinate for coordinate in _COORDINATES if coordinate != dimension])
                 )
-    # A collective without a group, in a pipeline: of the ranks that have the same layers.
-    return [*dimensions, (-1, ["pipeline", "tensor"])]
+    return dimensions
 
 
 def aligned(table: Operations) -> tuple[Operations, ClockCorrection | None]:

@@ -35,6 +35,7 @@ _KINDS = (
         ),
     ),
 )
+_OF_ALL = re.compile(r"clip_(main_)?grad|grad_norm|barrier")
 _INPUT = re.compile(
     r"(^|[^a-z])(data|dataloader|input|batch|tokeniz\w*|h2d|fetch|prefetch|loader)([^a-z]|$)|dataload"
 )
@@ -50,9 +51,16 @@ def plain_name(name: str) -> str:
     return _CAMEL.sub("_", name).lower()
 
 
+def is_of_all(name: str) -> bool:
+    """Whether an operation joins all ranks by its name, whatever groups others have."""
+    return _OF_ALL.search(plain_name(name).replace("-", "_")) is not None
+
+
 def kind_of(name: str) -> OperationKind:
     """What an operation is, by its name."""
     plain = plain_name(name)
+    if is_of_all(name):
+        return OperationKind.COLLECTIVE
     if _TORCH_OWN.match(plain):
         return OperationKind.COMPUTE
     return next((kind for kind, pattern in _KINDS if pattern.search(plain)), OperationKind.COMPUTE)
@@ -147,6 +155,9 @@ class Operations:
         )
 
 
+_ROUNDED_S = 2e-5
+
+
 def without_enclosing(table: Operations) -> tuple[Operations, int]:
     """The table without waits, and without computations that enclose other operations.
 
@@ -158,8 +169,10 @@ def without_enclosing(table: Operations) -> tuple[Operations, int]:
     order = rows[np.lexsort((-table.duration[rows], table.start[rows], table.rank[rows]))]
     computing = order[kinds[order] == OperationKind.COMPUTE]
     rank, start, end = table.rank[computing], table.start[computing], table.end[computing]
-    inner = 1e-9 + np.abs(end[:-1]) * 1e-12
+    # Times are rounded: what begins just before another ends, or lasts no time, is not within it.
+    inner = np.maximum(np.minimum(_ROUNDED_S, table.duration[computing][:-1] / 20), 1e-9)
     encloses = (rank[1:] == rank[:-1]) & (start[1:] < end[:-1] - inner) & (end[1:] <= end[:-1])
+    encloses &= table.duration[computing][1:] > 0
     outer = computing[:-1][encloses]
     keep = np.ones(len(table), dtype=bool)
     keep[kinds == OperationKind.WAIT] = False

@@ -1,6 +1,6 @@
 """The parts of a report, from a case and its prices."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from everstep_services.straggler.domain.whatif import Decomposed
 
 _MOST_COLUMNS = 400
 _UNEVEN = 0.05
+_HOLDS_UP = 0.01
 
 
 def findings(case: TraceCase, prices: Sequence[float | None]) -> tuple[Finding, ...]:
@@ -50,6 +51,20 @@ def findings(case: TraceCase, prices: Sequence[float | None]) -> tuple[Finding, 
             )
         )
     return tuple(sorted(rows, key=lambda finding: -(finding.price_ratio or finding.slower_ratio)))
+
+
+def gap_notes(price: float | None, whole: float | None) -> Iterator[str]:
+    """A note if time between operations, which no finding has, holds others up."""
+    if whole is not None and whole < -_HOLDS_UP:
+        yield (
+            f"with all ranks alike the job would be {-whole * 100:.1f} % slower: those with less "
+            "work are those that are waited for"
+        )
+    if price is not None and price < -_HOLDS_UP:
+        yield (
+            f"the job would be {-price / (1 + price) * 100:.1f} % faster without the time between "
+            f"operations that the trace does not explain; prices are without it"
+        )
 
 
 def designs(
@@ -83,7 +98,7 @@ def designs(
                 reason=f"microbatches take unequal times, {how}; ranks wait for the longest",
             )
         )
-    return tuple(rows)
+    return tuple(sorted(rows, key=lambda design: -(design.price_ratio or 0.0)))
 
 
 def shares(

@@ -23,6 +23,7 @@ from everstep_services.straggler.domain.verdict import (
 )
 from everstep_services.straggler.domain.whatif import Decomposed
 
+_LEAST_STEPS = 4
 _NOTHING = np.empty(0, dtype=np.int64)
 
 
@@ -104,7 +105,8 @@ def windows_of(own_s: Array, role: Array, width: int) -> Iterator[Window]:
 def slow_ranks(own_time: OwnTime, role: Array, width: int, limits: SlownessLimits) -> SlowRanks:
     """Ranks that need more time of their own than the others of their role."""
     spans, ratios = _followed(list(windows_of(own_time.total_s, role, width)), limits)
-    suspects = [_rank(spell, spans, own_time, role, width, limits) for spell in spans]
+    every = [_rank(spell, spans, own_time, role, width, limits) for spell in spans]
+    suspects = [suspect for suspect in every if suspect is not None]
     by_rank: dict[int, TraceSuspect] = {}
     for suspect in suspects:  # of several spells the worst, over the whole time
         before = by_rank.get(suspect.ranks[0])
@@ -121,7 +123,8 @@ def _rank(
     role: Array,
     width: int,
     limits: SlownessLimits,
-) -> TraceSuspect:
+) -> TraceSuspect | None:
+    """The rank; None if a few pauses alone made its windows slow, which may befall any rank."""
     rank = spell.start.subject
     span = slice(spell.first * width, _end(spell, width, len(own_time.steps)))
     peers = _peers(spell, spells_, role)
@@ -135,6 +138,9 @@ def _rank(
     cause = max(excess, key=lambda cause_: excess[cause_])
     share = min(1.0, max(0.0, excess[cause] / lost)) if lost > 0 else 0.0
     ratio = lost / usual if usual > 0 else 0.0
+    is_slow = total[:, rank] >= usual * (1 + ratio / 2)
+    if ratio < limits.cleared_ratio or is_slow.sum() < min(_LEAST_STEPS, len(total)):
+        return None
     return TraceSuspect(
         kind="rank",
         ranks=(rank,),
@@ -314,29 +320,34 @@ def _group(spell: Spell, transfers: _Transfers, width: int, limits: SlownessLimi
 
 
 def _narrowed(suspects: list[TraceSuspect], trace: Trace) -> list[TraceSuspect]:
-    """Several slow groups with one rank in common are one slow rank."""
-    if len(suspects) < 2:
-        return suspects
-    counts = np.zeros(len(trace.ranks), dtype=np.int64)
+    """Several slow groups with one rank in common are one slow rank; a link has two directions."""
+    by_ranks: dict[tuple[int, ...], list[TraceSuspect]] = {}
     for suspect in suspects:
-        counts[list(suspect.ranks)] += 1
-    common = np.flatnonzero(counts == len(suspects))
-    if len(common) != 1:
-        return suspects
-    worst = max(suspects, key=lambda suspect: suspect.ratio)
+        by_ranks.setdefault(suspect.ranks, []).append(suspect)
+    counts = np.zeros(len(trace.ranks), dtype=np.int64)
+    for ranks in by_ranks:
+        counts[list(ranks)] += 1
+    common = np.flatnonzero(counts == len(by_ranks))
+    if len(by_ranks) > 1 and len(common) == 1:
+        return [_as_one(suspects, (int(common[0]),), "groups have this rank in common")]
     return [
-        TraceSuspect(
-            kind="group",
-            ranks=(int(common[0]),),
-            cause="network",
-            ratio=worst.ratio,
-            lost_s=sum(suspect.lost_s for suspect in suspects),
-            confidence=worst.confidence,
-            first_step=min(suspect.first_step for suspect in suspects),
-            last_step=max(suspect.last_step for suspect in suspects),
-            cleared=all(suspect.cleared for suspect in suspects),
-            reason=f"all {len(suspects)} slow groups have this rank in common; {worst.reason}",
-            rows=np.unique(np.concatenate([suspect.rows for suspect in suspects])),
-            peer_rows=np.unique(np.concatenate([suspect.peer_rows for suspect in suspects])),
-        )
+        _as_one(alike, ranks, "kinds of transfers are between these ranks")
+        for ranks, alike in by_ranks.items()
     ]
+
+
+def _as_one(suspects: Sequence[TraceSuspect], ranks: tuple[int, ...], common: str) -> TraceSuspect:
+    worst = max(suspects, key=lambda suspect: suspect.ratio)
+    if len(suspects) == 1:
+        return worst
+    return replace(
+        worst,
+        ranks=ranks,
+        lost_s=sum(suspect.lost_s for suspect in suspects),
+        first_step=min(suspect.first_step for suspect in suspects),
+        last_step=max(suspect.last_step for suspect in suspects),
+        cleared=all(suspect.cleared for suspect in suspects),
+        reason=f"all {len(suspects)} slow {common}; {worst.reason}",
+        rows=np.unique(np.concatenate([suspect.rows for suspect in suspects])),
+        peer_rows=np.unique(np.concatenate([suspect.peer_rows for suspect in suspects])),
+    )

@@ -22,6 +22,7 @@ _MOST_CELLS = 400_000_000
 _CELLS_AT_ONCE = 4_000_000
 _MOST_PEERS = 20_000
 _RUN = 8
+_TOGETHER_S, _LEAST_MEMBERS = 1e-3, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,46 @@ def decompose(trace: Trace) -> Decomposed:
         )[:, 0]
         length = max(float(last.max() - origin), 1e-12)
         error[number] = abs(float(ends.max()) - float(last.max() - origin)) / length
+    lag = _without_unseen_waits(trace, lag)
     return Decomposed(trace, lag, work, begun, step_s, error, graphs)
+
+
+def _without_unseen_waits(trace: Trace, lag: Array) -> Array:
+    """The lags without waits for a barrier that is not in the table.
+
+    The ranks of a stage then begin an operation together, however far apart they were ready.
+    """
+    table, after = trace.table, lag.copy()
+    places = [table.places.get(int(rank)) for rank in trace.ranks]
+    stage = np.array([-1 if it is None or it.pipeline is None else it.pipeline for it in places])
+    cell = combined(trace.rank, table.step, table.op)
+    order = np.argsort(table.start, kind="stable")
+    ordinal = np.empty(len(lag), dtype=np.int64)
+    ordinal[order] = ordinals(cell[order])
+    kind = combined(stage[trace.rank], table.op, table.microbatch, ordinal)
+    key = combined(kind, table.step)
+    count = int(key.max(initial=-1)) + 1
+    begun, ready = _reach(key, count, table.start), _reach(key, count, table.start - lag)
+    kind_of = np.zeros(count, dtype=np.int64)
+    kind_of[key] = kind
+    kinds = int(kind.max(initial=-1)) + 1
+    apart = [medians_by(kind_of, high - low, kinds) for low, high in (begun, ready)]
+    fits = means_by(kind_of, (ready[1] <= begun[0] + _TOGETHER_S).astype(float), kinds)
+    members = np.bincount(key, minlength=count)
+    few = np.full(kinds, np.inf)
+    np.minimum.at(few, kind_of, members)
+    is_barrier = (apart[0] < apart[1] / 10) & (fits >= 1 - MOST_ERROR) & (few >= _LEAST_MEMBERS)
+    rows = is_barrier[kind]
+    after[rows] = np.maximum(table.start - ready[1][key], 0.0)[rows]
+    return after
+
+
+def _reach(key: Array, count: int, times: Array) -> tuple[Array, Array]:
+    """The first and the last time of each key."""
+    low, high = np.full(count, np.inf), np.full(count, -np.inf)
+    np.minimum.at(low, key, times)
+    np.maximum.at(high, key, times)
+    return low, high
 
 
 def _graph(graphs: dict[int, Graph], trace: Trace, number: int) -> Graph | None:
@@ -201,27 +241,37 @@ def _sizes(trace: Trace, key: Array) -> Array:
     return combined(key, np.where(transfer, ordinals(cell), -1))
 
 
+def as_observed(parts: Decomposed) -> Variant:
+    """The trace as it is."""
+    return Variant(np.arange(len(parts.lag_s)), parts.lag_s, parts.work_s)
+
+
 def only(variant: Variant, rows: Array) -> Variant:
     """A variant of all rows, cut down to some of them."""
     return Variant(rows, variant.lag_s[rows], variant.work_s[rows])
 
 
-def like_peers(parts: Decomposed, rows: Array, peers: Array, amount: Array) -> Variant:
+def like_peers(
+    parts: Decomposed, rows: Array, peers: Array, amount: Array, *, by_rank: bool = True
+) -> Variant:
     """These rows as long as those of peers: the longest as their longest, the median as theirs.
 
     So their own ups and downs remain, and what is too long about them goes. `amount` is how much
-    each row had to work on, 1 for the mean.
+    each row had to work on, 1 for the mean. With `by_rank`, what one rank does in two parts others
+    may do in one.
     """
     trace = parts.trace
     lag, work = parts.lag_s[rows].copy(), parts.work_s[rows] / amount[rows]
     op, peer_op = trace.table.op[rows], trace.table.op[peers]
+    ranks = [len(np.unique(trace.rank[part])) for part in (rows, peers)]
     for number in np.unique(op):
         members, others = np.flatnonzero(op == number), peers[peer_op == number]
         if not len(others):
             continue
+        share = len(others) / ranks[1] / (len(members) / ranks[0]) if by_rank else 1.0
         others = others[:: -(-len(others) // _MOST_PEERS)]
-        lag[members] = _mapped(lag[members], parts.lag_s[others])
-        work[members] = _mapped(work[members], parts.work_s[others] / amount[others])
+        lag[members] = _mapped(lag[members], parts.lag_s[others] * share)
+        work[members] = _mapped(work[members], parts.work_s[others] / amount[others] * share)
     return Variant(rows, lag, work * amount[rows])
 
 

@@ -27,11 +27,13 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
     "pipeline": ("pipeline_rank", "pp_rank", "pipeline", "pp", "stage"),
     "tensor": ("tensor_rank", "tp_rank", "tensor", "tp"),
     "expert": ("expert_rank", "ep_rank", "expert", "ep"),
-    "microbatch": ("microbatch", "micro_batch", "mb"),
-    "sequence": ("sequence", "seq"),
+    "microbatch": ("microbatch", "micro_batch", "mb", "mb_id"),
+    "sequence": ("sequence", "seq", "seq_id"),
     "tokens": ("tokens", "sequence_length", "seq_len"),
     "host": ("host", "node"),
-    **{name: (name,) for name in REQUIRED},
+    "op": ("op", "optype"),
+    "start": ("start", "start_ts"),
+    **{name: (name,) for name in ("rank", "step", "duration")},
 }
 TEXTS = frozenset({"op", "group", "role", "host"})
 _WHOLE = frozenset(
@@ -245,6 +247,7 @@ def _checked(
     if not optional:
         _refuse(path, name, values, missing, line, "is not a number")
     _refuse(path, name, values, np.isinf(values), line, "is not finite")
+    missing |= optional & (values == -1)
     filled = np.where(missing, -1.0, values)
     if name in _WHOLE:
         _refuse(path, name, values, filled != np.floor(filled), line, "is not a whole number")
@@ -255,7 +258,7 @@ def _checked(
     if name != "start":
         _refuse(path, name, values, (filled < 0) & ~missing, line, "is negative")
     if name == "tokens":
-        return values.astype(np.float64)
+        return np.where(missing, np.nan, values)
     scaled = values * unit_s
     if name == "duration":
         hint = f"is longer than {_LONGEST_S:g} s: is it in another unit?"
