@@ -54,6 +54,13 @@ async def test_an_incident_is_found_by_its_id_alone(api: Api, reader: httpx2.Asy
     )
     assert said["evidence"][0]["says"]
     assert said["missing"]
+    kinds = {kind["kind"]: kind for kind in found["evidence_coverage"]}
+    assert sum(kind["pieces"] + kind["missing"] for kind in kinds.values()) == len(
+        found["evidence"]
+    )
+    causes = [said["cause"], *(other["cause"] for other in said["alternatives"])]
+    assert kinds["kernel_log"]["reasons"] == ["no agent has sent any"]
+    assert kinds["stacks"]["decides"] in ([], list(dict.fromkeys(causes)))
     assert said["alternatives"][0]["reason"]
     listed = (await get(reader, "incidents"))["items"]
     assert [one["cause"] for one in listed] == ["user_code"]

@@ -1,6 +1,6 @@
 """A verdict in plain words: who caused it, how sure that is, why, and what is missing."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from everstep.verdict_causes import advice_text, retry_text
 from everstep_services.cli.cells import (
@@ -38,6 +38,7 @@ def verdict_lines(incident: Record) -> Iterator[str]:
         yield f"  missing: {cell(gap)}"
     if len(verdict["missing"]) > _SHOWN:
         yield f"  missing: and {len(verdict['missing']) - _SHOWN} more (-o json)"
+    yield from _undecided(incident.get("evidence_coverage") or ())
     yield from _remedy(verdict)
     yield from _explanation(verdict)
     yield from _earlier(incident, verdict)
@@ -51,6 +52,14 @@ def _remedy(verdict: Record) -> Iterator[str]:
         yield f"  retry: {cell(retry_text(verdict['retry']))}"
     if not verdict["is_inconclusive"]:
         yield f"  what to do: {_PAGE.format(cell(verdict['cause']).replace('_', '-'))}"
+
+
+def _undecided(kinds: Sequence[Record]) -> Iterator[str]:
+    """The missing evidence that would have decided between causes."""
+    for kind in [kind for kind in kinds if kind["decides"]][:_SHOWN]:
+        causes = " and ".join(map(cell, kind["decides"][:_SHOWN]))
+        why = f" ({cell(kind['reasons'][0])})" if kind["reasons"] else ""
+        yield f"  {cell(kind['kind']).replace('_', ' ')}{why} would have decided between {causes}"
 
 
 def _culprits(verdict: Record) -> Iterator[str]:

@@ -336,6 +336,22 @@ class VerdictOut(Answer):
     )
 
 
+class EvidenceCoverageOut(Answer):
+    """How much of one kind of evidence a verdict had."""
+
+    kind: str = Field(description="`exception`, `log`, `flight_recorder`, `stacks` …")
+    pieces: int = Field(description="The pieces that are there.")
+    missing: int = Field(description="The pieces that agents could not collect.")
+    reasons: list[str] = Field(
+        description="Why pieces are missing; at most 3.", examples=[["no agent has sent any"]]
+    )
+    decides: list[str] = Field(
+        description="The causes between which the missing pieces could have decided; empty where "
+        "they could not have changed the verdict.",
+        examples=[["user_code", "network"]],
+    )
+
+
 class CorrectionOut(Answer):
     """A correction or confirmation of a verdict by a person."""
 
@@ -423,6 +439,10 @@ class IncidentDetail(Incident):
     )
     exits: list[Exit] = Field(description="The first failures of the round; at most 50.")
     evidence: list[EvidenceOut] = Field(description="In the order of the log; at most 200.")
+    evidence_coverage: list[EvidenceCoverageOut] = Field(
+        description="For each kind of evidence, what the verdict had of it, what was missing and "
+        "why, and what the missing pieces would have decided; empty while there is no verdict."
+    )
     actions: list[Action] = Field(description="In the order of the log; at most 200.")
     rounds: list[Round] = Field(
         description="The round that it broke, and the rounds that should bring the training back."

@@ -1,5 +1,6 @@
 """`/incidents` and `/actions`: what went wrong, why, and what was done about it."""
 
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -18,6 +19,7 @@ from everstep_services.history.api.dto.answer import PageOf, present
 from everstep_services.history.api.dto.incidents import (
     Action,
     CorrectionOut,
+    EvidenceCoverageOut,
     EvidenceOut,
     Incident,
     IncidentDetail,
@@ -46,6 +48,7 @@ from everstep_services.history.api.http.parameters import (
 )
 from everstep_services.history.api.http.problems import ProblemError, not_found, responses
 from everstep_services.history.api.service_calls import do
+from everstep_services.history.evidence_coverage import Coverage, coverage
 
 router = APIRouter(tags=["incidents"])
 
@@ -257,11 +260,24 @@ def _detail(story: IncidentStory, evidence: list[EvidenceOut]) -> IncidentDetail
         similar=[SimilarIncident(**_incident(item)) for item in story.similar],
         exits=[shown_exit(exit) for exit in story.exits],
         evidence=evidence,
+        evidence_coverage=[EvidenceCoverageOut(**asdict(kind)) for kind in _coverage(story)],
         actions=[Action(**present(action)) for action in story.actions],
         rounds=[Round(**shown_round(round)) for round in story.rounds],
         nodes_out=list(story.nodes_out),
         nodes_in=list(story.nodes_in),
     )
+
+
+def _coverage(story: IncidentStory) -> list[Coverage]:
+    """What there was of each kind of evidence; a person's verdict rests on none."""
+    row = story.incident
+    rows = [verdict for verdict in story.verdicts if verdict["verdict_fact"] == row["verdict_fact"]]
+    verdicts = [verdict for verdict in map(shown_verdict, rows) if not verdict.is_corrected]
+    if not verdicts:
+        return []
+    others = [other.cause for other in verdicts[0].alternatives or ()]
+    pieces = [(piece["kind"], piece["missing_reason"]) for piece in story.evidence]
+    return coverage(pieces, [cause for cause in (verdicts[0].cause, *others) if cause])
 
 
 def _primary(story: IncidentStory) -> Primary | None:

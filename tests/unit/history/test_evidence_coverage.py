@@ -1,0 +1,25 @@
+"""Which evidence a verdict had, what was missing, and what that would have decided."""
+
+from everstep.verdict_causes import VERDICT_CAUSES
+from everstep_services.history.evidence_coverage import TELLS, coverage
+
+
+def test_what_is_there_and_what_is_missing_is_counted_with_its_reasons() -> None:
+    pieces = [("stderr", None), ("log", None), ("stacks", "the rank had exited"), ("stacks", None)]
+    kinds = {kind.kind: kind for kind in coverage(pieces, ["user_code"])}
+    assert (kinds["log"].pieces, kinds["stacks"].pieces, kinds["stacks"].missing) == (2, 1, 1)
+    assert kinds["stacks"].reasons == ["the rank had exited"]
+    assert kinds["gpu"].reasons == ["no agent has sent any"]
+    assert all(kind.decides == [] for kind in kinds.values()), "there is nothing to decide between"
+
+
+def test_only_missing_evidence_that_tells_a_cause_from_another_would_have_decided() -> None:
+    pieces = [("log", None), ("kernel_log", "not permitted"), ("flight_recorder", None)]
+    kinds = {kind.kind: kind for kind in coverage(pieces, ["gpu", "user_code", "gpu"])}
+    assert kinds["kernel_log"].decides == ["gpu", "user_code"]
+    assert kinds["log"].decides == kinds["flight_recorder"].decides == []
+    assert kinds["cgroup"].decides == [], "it tells neither cause"
+
+
+def test_each_kind_tells_causes_that_exist() -> None:
+    assert all(causes <= {*VERDICT_CAUSES} - {"unknown"} for causes in TELLS.values())
