@@ -197,7 +197,7 @@ def test_a_save_goes_to_a_round_that_runs_only() -> None:
     assert done.text == "no round runs: the job is at round 1, forming"
     world.run()
     done = asked(world, save)
-    assert done.text == "the ranks of round 1 save after one of their next steps, and continue"
+    assert done.text == "the ranks of round 1 are asked to save after one of their next steps"
     order = world.orders[-1][1]
     assert isinstance(order, SaveCheckpoint)
     assert (order.reason, order.then_stop) == ("ann: before the maintenance", False)

@@ -193,7 +193,7 @@ def _save(batch: Batch, ask: RequestSave) -> Done:
     done = _accepted(
         batch,
         ask,
-        f"the ranks of round {doc.round} save after one of their next steps, and continue",
+        f"the ranks of round {doc.round} are asked to save after one of their next steps",
     )
     reason = f"{ask.by}: {ask.reason}"
     agreed_save.ask(batch, reason, "requested", within_s=None, then_stop=False)

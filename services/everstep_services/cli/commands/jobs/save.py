@@ -1,4 +1,4 @@
-"""Have the ranks of a job save at their next step."""
+"""Ask the ranks of a job to save at their next step."""
 
 import click
 
@@ -12,5 +12,9 @@ from everstep_services.cli.operator_requests import CommandRequest, fulfil, with
 @with_reason
 @click.pass_obj
 def command(invocation: Invocation, *, job: str, reason: str) -> None:
-    """Have the ranks of a job save after one of their next steps, and continue."""
+    """Ask the ranks of a job to save after one of their next steps, and continue.
+
+    Everstep's Checkpointer does so by itself, also below a framework. Any other script saves only
+    if it looks at `should_save`; the command cannot see whether it does.
+    """
     fulfil(invocation, CommandRequest("save", reason, job))
