@@ -188,6 +188,14 @@ def test_a_node_that_takes_no_part_cannot_be_drained() -> None:
     assert (done.is_refused, done.text) == (True, "n9 takes no part in the job")
 
 
+def test_steps_that_were_made_before_a_restart_are_known_although_no_report_told_them() -> None:
+    world = World(spec(1)).started("n0")
+    asked(world, restart())
+    world.back("n0", last_step=49)
+    world.tick(1)
+    assert (world.doc.round, world.order("n0").reached_step, world.doc.last_step) == (2, 49, 49)
+
+
 def test_a_save_goes_to_a_round_that_runs_only() -> None:
     world = World(spec(1))
     world.join("n0")

@@ -167,7 +167,8 @@ class RoundEnded(RoundFact, frozen=True, kw_only=True, tag="round_ended.v1"):
     first_step: Int | None = None
     """The step from which the training continued in this round."""
     last_step: Count | None = None
-    """The last step that the training reached in this round."""
+    """The last step that the training had reported when this round was ended; the last
+    `progress_made` of the round has the steps until its ranks were stopped."""
     node: Name | None = None
     """The node that the first report is about; attribution may blame another."""
     rank: Count | None = None

@@ -123,6 +123,7 @@ class ProgressReader:
 
     def ends(self) -> Iterator[ProgressMade]:
         """The last step of a round, unless it was reported already."""
+        self.last_step()  # rendezvous asks for it when the ranks are gone
         order, self._order = self._order, None
         if order is not None:
             yield from self._progressed(order)

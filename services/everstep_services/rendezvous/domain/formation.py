@@ -148,6 +148,9 @@ def _enter_round(batch: Batch, size: int) -> None:
         has_stepped=False,
         first_step=None,
         restore_s=0.0,
+        last_step=max(
+            (doc.last_step, doc.round_step), key=lambda step: -1 if step is None else step
+        ),
         reached_step=doc.reached_step if doc.round_step is None else doc.round_step,
         round_step=None,
         planned=None,

@@ -322,6 +322,8 @@ def _rejoin(batch: Batch, ask: Join, seat: Seat) -> None:
         _finished_meanwhile(batch, ask, seat)
         return
     if seat.stage in {"stopping", "absent"}:
+        if ask.last_round == doc.round and (ask.last_step or -1) > (doc.round_step or -1):
+            batch.state.set(round_step=ask.last_step)  # its ranks went on until they were stopped
         incident = doc.incident
         if incident is not None:
             batch.state.set(

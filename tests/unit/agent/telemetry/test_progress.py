@@ -30,6 +30,11 @@ def test_a_round_that_begins_anew_reports_the_steps_that_it_makes_again(tmp_path
         for _ in range(9):
             rank.run.step()
         assert progress.last_step() == 9
+        rank.run.step()
+        assert not list(progress.ends()), "no step was reported"
+        agent.ordered(replace(start(), slot=0, first_rank=0, ranks=0, round=2))
+        assert progress.last_step() == 10, "as rendezvous is told when the ranks are gone"
+        agent.ordered(order)
         again = replace(order, round=2, reached_step=9)
         progress.begins(again)
         (tmp_path / "2").mkdir()
