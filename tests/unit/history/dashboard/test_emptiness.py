@@ -18,7 +18,15 @@ from starlette.types import Receive, Scope, Send
 from everstep.clock import SystemClock
 from everstep_services.history.api.app import BASE, PARTS
 from everstep_services.history.api.dto.stragglers import RanksCompared
-from everstep_services.history.dashboard.pages import PAGES
+from everstep_services.history.dashboard import drawings
+from everstep_services.history.dashboard.pages import (
+    PAGES,
+    checkpoints,
+    fleet,
+    incidents,
+    jobs,
+    nodes,
+)
 from everstep_services.history.dashboard.site import Dashboard
 
 TEXTS = ("", "a", "user_code", "open", "x" * 400, "line\nline", "/a b?c#d", "²")
@@ -128,6 +136,35 @@ class WithoutScores(Invented):
 
     def of(self, shape: Any) -> Any:
         return {"round": 1} if shape is RanksCompared else super().of(shape)
+
+
+@pytest.mark.parametrize(
+    ("path", "module", "name"),
+    [
+        ("/", fleet, "_of_nodes"),
+        ("/", drawings, "shares"),
+        *(("/jobs/j", jobs, name) for name in ("step_times", "reported_values", "eta")),
+        *(("/jobs/j", drawings, name) for name in ("timeline", "shares")),
+        ("/jobs/j/checkpoints", checkpoints, "_by_step"),
+        *(("/incidents/i", incidents, name) for name in ("_matrix", "_folds", "_grounds")),
+        ("/incidents/i", drawings, "ledger"),
+        ("/nodes", nodes, "_matrix"),
+    ],
+)
+@pytest.mark.parametrize("error", [KeyError("x"), AttributeError("x"), ZeroDivisionError("x")])
+def test_a_value_that_cannot_be_made_takes_only_the_parts_that_show_it(
+    visit: Any, monkeypatch: pytest.MonkeyPatch, path: str, module: Any, name: str, error: Exception
+) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    whole = visit(path, Invented(0, 0.0, 1, is_zero=True)).text
+    monkeypatch.setattr(module, name, fails)
+    answer = visit(path, Invented(0, 0.0, 1, is_zero=True))
+    assert answer.status_code == 200
+    failed = answer.text.count(FAILED)
+    assert 1 <= failed <= 2
+    assert answer.text.count("<section") >= whole.count("<section") - failed
 
 
 def test_a_part_that_fails_leaves_the_others(visit: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from starlette.requests import Request
 
 from everstep_services.history.dashboard.pages.page import Page, whole
+from everstep_services.history.dashboard.parts import attempt
 from everstep_services.history.dashboard.rest import Reader, path_of, together
 
 TIERS = ("memory", "peer", "global")
@@ -30,7 +31,7 @@ async def overview(reader: Reader, request: Request) -> Page:
             "found": index,
             "saves": saves,
             "tiers": TIERS,
-            "steps": _by_step(items),
+            "steps": attempt(lambda: _by_step(items)),
             **_newest(items),
         },
     )

@@ -17,6 +17,7 @@ from everstep_services.history.dashboard.formats import (
     words,
 )
 from everstep_services.history.dashboard.pages.page import Page
+from everstep_services.history.dashboard.parts import attempt
 from everstep_services.history.dashboard.rest import Reader, RestAnswer, path_of, together
 
 _JOBS = 200
@@ -103,19 +104,23 @@ async def fleet(reader: Reader, _request: Request) -> Page:
     few = len(forming) + len(stopped)
     rounds, details, acts = asked[:few], asked[few : few + len(idle)], asked[few + len(idle) :]
     working = [job for job in items if job["state"] in AT_WORK]
-    concerns = [
-        *_of_control(control.data),
-        *_of_incidents(_items(opened)),
-        *_of_ended(items),
-        *_of_stopped(zip(stopped, rounds[len(forming) :], strict=True)),
-        *_of_idle(zip(idle, details, acts, strict=True)),
-        *_of_waiting(zip(forming, rounds[: len(forming)], strict=True), now),
-        *_of_nodes(_items(nodes), now),
-        *_of_failing(_items(failing), now),
-        *_of_lost_saves(_items(lost), items, now),
-        *_of_delays(_items(delays)),
-        *_of_slow(_items(slow)),
-    ]
+
+    def concerns() -> list[Concern]:
+        concerns = [
+            *_of_control(control.data),
+            *_of_incidents(_items(opened)),
+            *_of_ended(items),
+            *_of_stopped(zip(stopped, rounds[len(forming) :], strict=True)),
+            *_of_idle(zip(idle, details, acts, strict=True)),
+            *_of_waiting(zip(forming, rounds[: len(forming)], strict=True), now),
+            *_of_nodes(_items(nodes), now),
+            *_of_failing(_items(failing), now),
+            *_of_lost_saves(_items(lost), items, now),
+            *_of_delays(_items(delays)),
+            *_of_slow(_items(slow)),
+        ]
+        return sorted(concerns, key=lambda concern: concern.order)
+
     parts = (
         ("Jobs", jobs), ("Incidents", opened), ("Nodes", nodes), ("Switches", control),
         ("Goodput", goodput), ("Saves", failing), ("Last saves", lost), ("Waiting saves", delays),
@@ -127,7 +132,7 @@ async def fleet(reader: Reader, _request: Request) -> Page:
         {
             "title": "Fleet",
             "live": "",
-            "concerns": sorted(concerns, key=lambda concern: concern.order),
+            "concerns": attempt(concerns),
             "jobs": jobs,
             "control": control,
             "working": working,
@@ -136,7 +141,9 @@ async def fleet(reader: Reader, _request: Request) -> Page:
             "incidents": recent,
             "facts": newest,
             "goodput": goodput,
-            "shares": drawings.shares(goodput.data["seconds"] if goodput.data else None),
+            "shares": attempt(
+                lambda: drawings.shares(goodput.data["seconds"] if goodput.data else None)
+            ),
             "newest_at": newest_at,
             "nodes_out": sum(is_excluded(node, now) for node in _items(nodes)),
             "ranks": sum(job["world_size"] or 0 for job in working if job["state"] in WITH_RANKS),
@@ -232,6 +239,8 @@ def _of_idle(
     """
     for job, detail, acts in jobs:
         last = next(iter(detail.data["allocations"]), None) if detail.data else None
+        if detail.data and last is None:
+            continue  # others record facts of it
         began = (last and last["started_at"]) or ""
         if any(act["body"]["action"] == "interrupt" and act["at"] >= began for act in _items(acts)):
             continue

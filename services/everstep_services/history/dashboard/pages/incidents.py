@@ -11,6 +11,7 @@ from everstep.incident_outcomes import INCIDENT_OUTCOMES
 from everstep_services.history.dashboard import drawings
 from everstep_services.history.dashboard.formats import moment
 from everstep_services.history.dashboard.pages.page import Page, filters, without_cursor
+from everstep_services.history.dashboard.parts import attempt
 from everstep_services.history.dashboard.rest import Reader, RestAnswer, path_of, together
 
 _TAILS = 3
@@ -52,12 +53,12 @@ async def one(reader: Reader, request: Request) -> Page:
             "live": f"job={told['job']}",
             "one": told,
             "path_of_rest": path,
-            "ledger": drawings.ledger(told["ledger"]),
+            "ledger": attempt(lambda: drawings.ledger(told["ledger"])),
             "collectives": collectives,
-            "matrix": _matrix(collectives),
+            "matrix": attempt(lambda: _matrix(collectives)),
             "stacks": stacks,
-            "folds": _folds(stacks, told["verdict"]),
-            "grounds": _grounds(told["verdict"]),
+            "folds": attempt(lambda: _folds(stacks, told["verdict"])),
+            "grounds": attempt(lambda: _grounds(told["verdict"])),
             "tails": tails,
             "summary": _summary(told),
             "logs_around": _logs_around(told),

@@ -9,6 +9,7 @@ from everstep.job_states import JOB_STATES, OVER
 from everstep_services.history.dashboard import drawings
 from everstep_services.history.dashboard.formats import moment
 from everstep_services.history.dashboard.pages.page import Page, filters, without_cursor
+from everstep_services.history.dashboard.parts import attempt
 from everstep_services.history.dashboard.progress import eta, reported_values, step_times
 from everstep_services.history.dashboard.rest import Reader, RestAnswer, path_of, together
 
@@ -65,9 +66,8 @@ async def one(reader: Reader, request: Request) -> Page:
     )
     told = _items(rounds)
     saved = [fact["body"] for fact in _items(commits)]
-    drawn = drawings.timeline(_items(parts), _items(incidents), saved)
     reports = [fact["body"] for fact in _items(progress)]
-    steps = step_times(reports)
+    steps = attempt(lambda: step_times(reports))
     return Page(
         "job.html",
         {
@@ -76,13 +76,15 @@ async def one(reader: Reader, request: Request) -> Page:
             "job": detail,
             "rounds": rounds,
             "told": told,
-            "timeline": drawn,
+            "timeline": attempt(lambda: drawings.timeline(_items(parts), _items(incidents), saved)),
             "parts_read": parts,
             "goodput": goodput,
-            "shares": drawings.shares(goodput.data["seconds"] if goodput.data else None),
+            "shares": attempt(
+                lambda: drawings.shares(goodput.data["seconds"] if goodput.data else None)
+            ),
             "steps": steps,
-            "values": reported_values(reports),
-            "eta": eta(detail, steps, reader.rest.now()),
+            "values": attempt(lambda: reported_values(reports)),
+            "eta": attempt(lambda: eta(detail, steps, reader.rest.now())),
             "incidents": incidents,
             "decisions": decisions,
             "saves": saves,

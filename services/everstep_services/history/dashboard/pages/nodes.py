@@ -7,6 +7,7 @@ from starlette.requests import Request
 
 from everstep.node_presence import NODE_PRESENCES
 from everstep_services.history.dashboard.pages.page import Page, filters, without_cursor
+from everstep_services.history.dashboard.parts import attempt
 from everstep_services.history.dashboard.rest import Reader, RestAnswer, path_of, together
 
 _MATRIX_NODES = 40
@@ -27,7 +28,7 @@ async def listed(reader: Reader, request: Request) -> Page:
             "live": "",
             "nodes": nodes,
             "states": NODE_PRESENCES,
-            "matrix": _matrix(shown, checks),
+            "matrix": attempt(lambda: _matrix(shown, checks)),
             "query_without_cursor": without_cursor(request),
             "is_filtered": any(name != "cursor" for name in given),
         },
@@ -49,7 +50,9 @@ async def one(reader: Reader, request: Request) -> Page:
     return Page("node.html", values)
 
 
-def _matrix(nodes: Sequence[Mapping[str, Any]], checks: Sequence[RestAnswer]) -> Mapping[str, Any]:
+def _matrix(
+    nodes: Sequence[Mapping[str, Any]], checks: Sequence[RestAnswer]
+) -> Mapping[str, Any] | None:
     """The newest examination of each node, and newer probes: one cell for each check."""
     rows: list[dict[str, Any]] = []
     for node, answer in zip(nodes, checks, strict=True):
@@ -61,6 +64,8 @@ def _matrix(nodes: Sequence[Mapping[str, Any]], checks: Sequence[RestAnswer]) ->
                 break
         if newest:
             rows.append({"node": node, "last": newest[0], "cells": cells})
+    if not rows:
+        return None
     names = sorted({name for row in rows for name in row["cells"]})
     probes = {probe["check"] for node in nodes for probe in node["probes"]}
     return {"names": names, "rows": rows, "probes": probes}
