@@ -34,6 +34,7 @@ class Straggler:
         self.observer = Observer(
             settings, bus, clock, self.jobs,
             documents=self.documents, actions=self.actions, judgements=judgements,
+            ids=self.ids,
         )  # fmt: skip
         self.answers = StragglerAnswers(bus, clock, self.jobs, judgements)
 

@@ -6,13 +6,25 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from msgspec.structs import replace
+
 from everstep import subjects
+from everstep.bus.derived_ids import DerivedIds
 from everstep.bus.input_failures import InputFailures
 from everstep.bus.ports import Bus, Inbox
 from everstep.clock import Clock
-from everstep.messages import JobEnded, NodeTimings, RoundFormed
+from everstep.errors import EverstepError
+from everstep.messages import (
+    HeatMapDrawn,
+    HeatMapPart,
+    JobEnded,
+    NodeTimings,
+    RoundFormed,
+    ShowHeatMap,
+)
 from everstep_services.straggler.actions import StragglerActions
 from everstep_services.straggler.documents import JobDocuments
+from everstep_services.straggler.domain.findings import SOURCE
 from everstep_services.straggler.jobs import Jobs, TrackedJob
 from everstep_services.straggler.judgements import Judge, JudgementRunner
 from everstep_services.straggler.rank_report import report_lines
@@ -21,6 +33,8 @@ from everstep_services.straggler.settings import StragglerSettings
 log = logging.getLogger(__name__)
 
 _ROUNDS_MOST = 256
+_RANKS_A_PART, _PARTS_MOST = 1024, 128
+_WINDOWS_DRAWN, _WINDOWS_OF_MANY = 100, 20
 _GAUGES = tuple(
     f"{name}_{of}"
     for name in ("own_seconds", "ratio", "waited_seconds")
@@ -42,6 +56,7 @@ class Observer:
         documents: JobDocuments,
         actions: StragglerActions,
         judgements: JudgementRunner,
+        ids: DerivedIds,
     ) -> None:
         self._settings = settings
         self._bus = bus
@@ -50,6 +65,7 @@ class Observer:
         self._documents = documents
         self._actions = actions
         self._judgements = judgements
+        self._ids = ids
         self._inbox: Inbox[NodeTimings] | None = None
         self._counts: Counter[str] = Counter()
         self._refused: Counter[str] = Counter()
@@ -85,13 +101,15 @@ class Observer:
 
     async def follow_jobs_for_ever(self) -> None:
         """Follow which jobs are over: their ranks are no longer slow."""
-        async with self._bus.subscribe(subjects.fact(None, "job_ended"), JobEnded) as ended:
+        subject = subjects.fact(None, "job_ended")
+        async with self._bus.subscribe(subject, JobEnded) as ended, asyncio.TaskGroup() as tasks:
             async for fact in ended:
                 with self._input_failures.caught("the end of a job"):
                     job = self._jobs.get(fact.job)
                     if job is not None:
                         job.ended_at = self._clock.now()
                         self._end(job, "its job ended")
+                        tasks.create_task(self._draw(job), name=f"picture-{job.job}")
 
     async def follow_rounds_for_ever(self) -> None:
         """Follow formed rounds. Agents may report them, too; the document of rendezvous decides."""
@@ -162,6 +180,27 @@ class Observer:
         )
         job.decisions.extend(job.policy.due(job.stragglers, job.switches, now))
 
+    async def _draw(self, job: TrackedJob) -> None:
+        """Record the last picture of a job, which is then kept without us."""
+        with self._input_failures.caught("a picture"):
+            try:
+                parts = await self._judgements.ask_of_past(
+                    job, lambda judge: _parts(job.job, judge)
+                )
+                for part in parts:
+                    await self._bus.record(self._drawn(job, part))
+            except (EverstepError, TimeoutError) as error:
+                log.warning("picture_not_recorded job=%s error=%s", job.job, error)
+
+    def _drawn(self, job: TrackedJob, part: HeatMapPart) -> HeatMapDrawn:
+        return HeatMapDrawn(
+            id=self._ids.of("picture", job.job, str(part.round), str(part.first_rank)),
+            job=job.job, at=self._clock.wall(), source=SOURCE, round=part.round,
+            windows=part.windows, first_rank=part.first_rank,
+            nodes=tuple((run.node, run.ranks) for run in part.nodes),
+            low=part.low, high=part.high, cells=part.cells, is_by_time=job.is_by_time,
+        )  # fmt: skip
+
     async def _report(self, job: TrackedJob) -> None:
         most = self._settings.report_ranks
 
@@ -171,6 +210,24 @@ class Observer:
         with self._input_failures.caught("a report"):
             for line in await self._judgements.ask(job, lines):
                 log.info("rank_report job=%s %s", job.job, line)
+
+
+def _parts(job: str, judge: Judge) -> list[HeatMapPart]:
+    """The picture of the last windows, fewer of them where there are many ranks."""
+    parts: list[HeatMapPart] = []
+    first: int | None = 0
+    while first is not None and len(parts) < _PARTS_MOST:
+        windows = _WINDOWS_DRAWN if len(parts) == 0 else len(parts[0].windows)
+        question = ShowHeatMap(job=job, first_rank=first, most_windows=windows)
+        part = judge.heat_map_part(question, _RANKS_A_PART)
+        if part.next_rank is not None and windows > _WINDOWS_OF_MANY:
+            question = replace(question, most_windows=_WINDOWS_OF_MANY)
+            part = judge.heat_map_part(question, _RANKS_A_PART)
+        if not part.windows:
+            break
+        parts.append(part)
+        first = part.next_rank
+    return parts
 
 
 def _together(name: str, summaries: Iterable[Mapping[str, float]]) -> float:

@@ -322,6 +322,24 @@ async def test_a_heat_map_has_no_rank_whose_windows_are_older(
     assert (header["ranks"], header["windows"]) == ([1], [[1016, 1031], [1032, 1047]])
 
 
+async def test_a_heat_map_is_kept_when_straggler_has_forgotten_its_job(
+    api: Api, reader: httpx2.AsyncClient
+) -> None:
+    def drawn(first: int, node: str, **more: Any) -> Fact:
+        part = heat_map_part(first, ((node, 1),), [1, 65_535])
+        values = {"round": 2, "windows": part.windows, "low": 0.1, "high": 0.5, **more}
+        cells = {"first_rank": first, "nodes": ((node, 1),), "cells": part.cells}
+        return make("heat_map_drawn", job="j", is_by_time=False, **cells, **values)
+
+    await api.add(*began(2), drawn(0, "old", round=1), drawn(1, "n2"), drawn(0, "n1"), found(1))
+    answer = await reader.get("jobs/j/heat-map")
+    length = int.from_bytes(answer.content[:4], "little")
+    header = msgspec.json.decode(answer.content[4 : 4 + length])
+    assert (header["ranks"], header["nodes"]) == ([0, 1], [["n1", 1], ["n2", 1]])
+    assert header["found"] == [[1, "open"]]
+    assert (await problem(reader, "jobs/j/heat-map", measure="waited"))[0] == 503
+
+
 async def test_while_straggler_is_away_one_line_says_so_and_the_record_still_answers(
     api: Api, reader: httpx2.AsyncClient
 ) -> None:

@@ -45,6 +45,9 @@ QUICK = StragglerSettings(tick_s=0.02, report_every_s=0.0, takeover_s=0.5)
 NODES = ("n0", "n1")
 
 
+_RANKS_MOST = 20_000
+
+
 class SimpleJudge:
     """Each node is a rank, and one window of all of them is enough: a rank is slow that takes that
     much longer than the median, and keeps up as soon as it does not.
@@ -124,10 +127,11 @@ class SimpleJudge:
         )
 
     def heat_map_part(self, question: ShowHeatMap, most_ranks: int) -> HeatMapPart:
+        after = question.first_rank + most_ranks
         return HeatMapPart(
             round=0, measure=question.measure, windows=((1, 16),), first_rank=question.first_rank,
             nodes=(NodeRun(node="x" * 500, ranks=most_ranks),), low=0.0, high=1.0,
-            cells="AQAB" * most_ranks, next_rank=question.first_rank + most_ranks,
+            cells="AQAB" * most_ranks, next_rank=after if after < _RANKS_MOST else None,
         )  # fmt: skip
 
     def summary(self) -> Mapping[str, float]:

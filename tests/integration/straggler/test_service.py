@@ -20,6 +20,7 @@ from everstep.bus.errors import AskRefusedError
 from everstep.bus.server.dev_server import DevServer
 from everstep.clock import SystemClock
 from everstep.messages import (
+    HeatMapDrawn,
     JobEnded,
     RankScoreTable,
     ShowScores,
@@ -152,6 +153,8 @@ async def test_a_new_round_and_the_end_of_the_job_clear_what_was_found(
             holds=lambda count: count == 2,
         )
         assert (await found(bus, job)).round == 2
+        pictures = await said(bus, job, HeatMapDrawn, 20)
+        assert [getattr(part, "first_rank", None) for part in pictures] == [*range(0, 20_000, 1024)]
     reasons = [
         one.reason
         for one in await said(bus, job, StragglerCleared, 2)

@@ -101,3 +101,26 @@ class StragglerActed(RoundFact, frozen=True, kw_only=True, tag="straggler_acted.
     `refused`."""
     reason: str
     """The rule and its numbers, and why the action was not taken if so."""
+
+
+class HeatMapDrawn(RoundFact, frozen=True, kw_only=True, tag="heat_map_drawn.v1"):
+    """The own times of ranks in the last windows of a job that has ended, as a picture.
+
+    Straggler sends it before it forgets the job. A large job has several parts.
+    """
+
+    windows: tuple[tuple[Int, Int], ...]
+    """The first and the last step of each window, the oldest first."""
+    first_rank: Count
+    """The first rank of this part; the others follow without a gap."""
+    nodes: tuple[tuple[Name, Count], ...]
+    """The nodes of the ranks, in this order, each with its number of ranks."""
+    low: float
+    """The value of a cell of 1, in seconds."""
+    high: float
+    """The value of a cell of 65 535."""
+    cells: str
+    """A cell for each rank and window, rank by rank: two bytes, little-endian, in base64. 0 means
+    not known."""
+    is_by_time: bool = False
+    """No SDK counts steps: a step is a second since 1970."""

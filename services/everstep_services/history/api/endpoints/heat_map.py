@@ -12,8 +12,9 @@ import numpy as np
 from fastapi import APIRouter, Header, Query, Response
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import select
 
-from everstep.messages import HeatMapPart, ShowHeatMap
+from everstep.messages import HeatMapDrawn, HeatMapPart, NodeRun, ShowHeatMap, decode
 from everstep.store import tables
 from everstep.store.queries import SortOrder, page, slow_ranks
 from everstep_services.history.api.context import Context, Ctx, Reader
@@ -25,7 +26,7 @@ from everstep_services.history.api.endpoints.stragglers import (
     steps_before,
 )
 from everstep_services.history.api.http.parameters import LITERAL, TEXT, JobName
-from everstep_services.history.api.http.problems import responses
+from everstep_services.history.api.http.problems import ProblemError, responses
 
 router = APIRouter(tags=["slow ranks"])
 
@@ -37,6 +38,7 @@ _SHOWN = 0.95
 _LEAST_SPREAD = 0.2
 """Of the median. Where ranks differ by less, the picture is calm."""
 _FOUND_MOST = 100
+_PARTS_MOST = 128
 
 
 class HeatMapWanted(BaseModel):
@@ -82,7 +84,12 @@ async def get_heat_map(
 ) -> Response:
     """The same as `timings`, for all ranks at once, in a hundredth of the bytes."""
     await check_known(context, job)
-    parts = await _parts(context, job, asked)
+    try:
+        parts = await _parts(context, job, asked)
+    except ProblemError:  # straggler is away, or has forgotten the job
+        parts = await _recorded(context, job)
+        if not parts or measure_of(asked.measure, asked.section) != "own":
+            raise
     is_packed = "gzip" in accept_encoding
     round_, is_by_time = parts[-1].round, parts[-1].is_by_time
     before = 0 if is_by_time else await steps_before(context, job, round_)
@@ -114,6 +121,25 @@ async def _parts(context: Context, job: str, asked: HeatMapWanted) -> Sequence[H
         first = after if after is not None and after > first else None
     newest = parts[-1].windows
     return [part for part in parts if part.windows == newest]
+
+
+async def _recorded(context: Context, job: str) -> Sequence[HeatMapPart]:
+    """The picture that straggler has recorded at the last end of the job."""
+    facts = tables.facts.c
+    query = select(facts.body).where(facts.job == job, facts.kind == "heat_map_drawn")
+    async with context.database.read() as connection:
+        bodies = (await connection.scalars(query.order_by(facts.n.desc()).limit(_PARTS_MOST))).all()
+    drawn = [fact for body in bodies if isinstance(fact := decode(body.encode()), HeatMapDrawn)]
+    parts = [
+        HeatMapPart(
+            round=fact.round, measure="own", windows=fact.windows, first_rank=fact.first_rank,
+            nodes=tuple(NodeRun(node=node, ranks=ranks) for node, ranks in fact.nodes),
+            low=fact.low, high=fact.high, cells=fact.cells, is_by_time=fact.is_by_time,
+        )
+        for fact in drawn
+        if (fact.round, fact.windows) == (drawn[0].round, drawn[0].windows)
+    ]  # fmt: skip
+    return sorted(parts, key=lambda part: part.first_rank)
 
 
 def _body(
