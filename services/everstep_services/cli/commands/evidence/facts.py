@@ -57,7 +57,7 @@ def command(invocation: Invocation, /, *, follow: bool, **asked: Any) -> None:
 
 COLUMNS = ("at", "job", "kind", "round", "node", "source", "details")
 
-_SHOWN_APART = frozenset({"type", "id", "job", "at", "source", "round", "node"})
+_SHOWN_APART = frozenset({"type", "id", "job", "at", "source", "round", "node", "cells"})
 _WIDTHS = (24, 12, 18, 5, 10, 12)
 """Of the columns before the last, so that live facts line up."""
 _PAGE = 1000
