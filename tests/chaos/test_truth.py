@@ -51,6 +51,7 @@ def tally() -> Iterator[Tally]:
     tally = Tally()
     yield tally
     print(f"\n{tally.text()}")
+    assert not tally.shortfalls(), "\n".join(tally.shortfalls())
 
 
 @contextmanager
@@ -81,7 +82,7 @@ def test_all_that_is_said_of_a_fault_is_true(
     folder.mkdir()
     up = ups(case.settings)
     cluster = Cluster(folder, job, up)
-    row = Row(f"{case.name}{'-loaded' if is_loaded else ''}")
+    row = Row(case.name, is_loaded)
     tally.rows.append(row)
     row.action = "it did not come to its end"
     scene = Scene(cluster, up, case, next(_numbers))

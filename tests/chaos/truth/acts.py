@@ -140,11 +140,13 @@ def warden_killed(scene: Scene) -> None:
 
 
 def grown(scene: Scene) -> None:
-    """A node more joins an elastic job, after it has shrunk."""
+    """An elastic job shrinks, and grows again when its round ends anyway."""
     scene.until_step()
     scene.agents[2].kill_node()
     scene.until_step(2, 2, world=scene.case.per_node)
     scene.start_node(2)
+    _until_said(scene, 2, "standing by as a spare")
+    os.kill(scene.pid(0, 2), signal.SIGKILL)
     restarted(scene, round_=3)
 
 

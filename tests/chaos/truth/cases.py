@@ -134,7 +134,8 @@ def _nodes() -> Iterator[Case]:
     yield Case("node1-lost-spare", Truth((), (1,), HOST), acts.nodes_lost(1), spares=1)
     yield Case("node-lost-replaced", lost, acts.node_lost_and_replaced)
     yield Case("node-lost-shrinks", lost, acts.nodes_lost(2, world=2), options=("--nnodes", "1:2"))
-    yield Case("node-lost-grows", lost, acts.grown, options=("--nnodes", "1:2"))
+    grown = Truth((0,), (2,), (*HOST, *UNKNOWN), (KILL,), incidents=2)
+    yield Case("node-lost-grows", grown, acts.grown, options=("--nnodes", "1:2"))
     yield Case("two-nodes-lost", Truth((), (2, 3), HOST), acts.nodes_lost(2, 3), nodes=3, spares=2,
                per_node=1)  # fmt: skip
     yield Case("two-nodes-lost-shrinks", Truth((), (2, 3), HOST), acts.nodes_lost(2, 3, world=1),

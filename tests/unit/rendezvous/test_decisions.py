@@ -108,8 +108,19 @@ def test_a_round_that_could_be_larger_waits_for_that_and_says_so() -> None:
     world.join("n0")
     world.tick(5)
     reason = world.orders[-1][1].reason
-    assert reason == "waits up to 10 s for round 1: 1 nodes are here, and up to 3 are wanted"
+    assert reason == "waits up to 10 s for round 1: 1 node is here, and up to 3 are wanted"
     world.tick(5)
+    assert world.doc.phase == "forming"
+
+
+def test_the_last_call_for_a_spare_is_told_with_its_own_number_and_limit() -> None:
+    world = World(spec(2, spares=1), last_call_s=5, say_waiting_after_s=1)
+    world.join("n0", infra_rank=0)
+    world.join("n1", infra_rank=1)
+    world.tick(2)
+    reason = world.orders[-1][1].reason
+    assert reason == "waits up to 5 s for round 1: 2 nodes are here, and up to 3 are wanted"
+    world.tick(3)
     assert world.doc.phase == "forming"
 
 

@@ -116,7 +116,7 @@ def _form(batch: Batch, candidates: list[Candidate], size: int) -> None:
     waited_s = batch.timers.elapsed("form", doc.round, doc.allocation)
     state.replace_all(seats)
     incidents.formed(batch)
-    came_of(batch, "done", f"{size} nodes are here after {waited_s:.1f} s", "wait")
+    came_of(batch, "done", f"{_are_here(size)} after {waited_s:.1f} s", "wait")
     _enter_round(batch, size)
     _say_formed(batch, before, waited_s, is_first=not before)
     _order(batch)
@@ -267,13 +267,19 @@ def wait(batch: Batch, candidates: list[Candidate], world: World, size: int) -> 
         batch.enter("joining", doc.reason)
     if size:
         most, within_s = max(world.sizes()), batch.settings.elastic_wait_s
-        why = f"{len(candidates)} nodes are here, and up to {most} are wanted"
+        if size == most and not may_be_recalled(batch):  # the others need not be waited for long
+            most, within_s = most + doc.spec.spares, batch.settings.last_call_s
+        why = f"{_are_here(len(candidates))}, and up to {most} are wanted"
         _say_waiting(batch, _Waiting("wait.for_more", why, within_s, len(candidates), needed))
         return
     rule = "wait.no_place" if stands else "wait.not_enough_nodes"
     why = stands or f"{len(candidates)} of {needed} nodes are here"
     waiting = _Waiting(rule, why, batch.join_within_s, len(candidates), needed, missing)
     _say_waiting(batch, waiting)
+
+
+def _are_here(count: int) -> str:
+    return "1 node is here" if count == 1 else f"{count} nodes are here"
 
 
 def _say_waiting(batch: Batch, waiting: _Waiting) -> None:
