@@ -19,6 +19,7 @@ from tests.corpus.surroundings import surroundings
 from tests.e2e import failure_logs
 from tests.e2e.cluster import Cluster
 from tests.e2e.control_planes import PATIENT, Up, running_up
+from tests.e2e.processes import kill_all
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 _LOOPS_A_CORE = 5
@@ -96,6 +97,8 @@ def test_all_that_is_said_of_a_fault_is_true(
             (folder / "read.log").write_text("".join(f"{it.place}: {it.text}\n" for it in read))
             row.untrue = untrue(read, Facts(scene, is_open=row.culprit == "hedged"))
     finally:
+        if scene.others:  # other launchers leave theirs behind
+            kill_all(cluster.left())
         for process in scene.others:
             process.kill()
         cluster.close()

@@ -58,7 +58,7 @@ def _ends() -> Iterator[Case]:
     yield _of_rank("dead_peer", 1, 0, (*CODE, *UNKNOWN), 0)
     yield _of_rank("dead_peer", 4, 2, (*CODE, *UNKNOWN, "framework"), ABRT)
     for variant, rank in ((0, 1), (1, 2), (3, 3), (4, 0)):
-        yield _of_rank("wrong_shape", variant, rank, CODE, 1, ABRT)
+        yield _of_rank("wrong_shape", variant, rank, CODE, 1, ABRT, is_loaded=variant == 0)
     yield _of_rank("out_of_memory", 0, 2, HOST, 1)
     yield _of_rank("out_of_memory", 4, 1, HOST, KILL, needs="cgroup")
     yield _of_rank("missing_file", 0, 0, ("data", "configuration"), 1)
@@ -111,7 +111,7 @@ def _from_outside() -> Iterator[Case]:
         yield Case(f"sent-{number.name}-rank{rank}", truth, acts.signalled(rank, number),
                    is_loaded=rank == 0)  # fmt: skip
     twice = Truth((0,), (), UNKNOWN, (KILL,), incidents=2)
-    yield Case("killed-twice", twice, acts.killed_twice(0, 0))
+    yield Case("killed-twice", twice, acts.killed_twice(0, 0), is_loaded=True)
     yield Case("budget-spent", Truth((1,), (), UNKNOWN, (KILL,)), acts.budget_spent,
                options=("--max-restarts", "0"))  # fmt: skip
     for rank in (0, 3):
@@ -129,7 +129,7 @@ def _from_outside() -> Iterator[Case]:
 
 
 def _nodes() -> Iterator[Case]:
-    lost = Truth((), (2,), HOST, may_open=True)
+    lost = Truth((), (2,), HOST)
     yield Case("node-lost-spare", lost, acts.nodes_lost(2), spares=1, is_loaded=True)
     yield Case("node1-lost-spare", Truth((), (1,), HOST), acts.nodes_lost(1), spares=1)
     yield Case("node-lost-replaced", lost, acts.node_lost_and_replaced)
@@ -144,7 +144,8 @@ def _nodes() -> Iterator[Case]:
     yield Case("agent-killed-again", lost, acts.agents_killed(2, again=True))
     yield Case("both-agents-killed", Truth((), (1, 2), HOST), acts.agents_killed(1, 2, again=True))
     yield Case("warden-killed", Truth((), (2,), (*HOST, *UNKNOWN), (KILL,)), acts.warden_killed)
-    yield Case("node-lost-then-sigterm", lost, acts.node_lost_then_stopped)
+    last = Truth((), (2,), HOST, may_nodes=(1,))
+    yield Case("node-lost-then-sigterm", last, acts.node_lost_then_stopped)
     none = Truth(incidents=0)
     yield Case("node-paused", none, acts.paused(2))
     yield Case("both-nodes-paused", none, acts.paused(1, 2))
@@ -158,12 +159,12 @@ def _nodes() -> Iterator[Case]:
 def _people() -> Iterator[Case]:
     taken = Truth((), (), SCHEDULER, may_nodes=(2,))
     yield Case("preempted-spare", taken, acts.preempted_with_spare, {"sdk": True, "asks": True},
-               spares=1)  # fmt: skip
+               spares=1, is_loaded=True)  # fmt: skip
     yield Case("preempted-spare-unasked", taken, acts.preempted_with_spare, spares=1,
                options=("--preempt-grace", "2"))  # fmt: skip
     gone = Truth((), (), SCHEDULER, incidents=0)
     yield Case("preempted", gone, acts.preempted, {"sdk": True, "asks": True})
-    yield Case("interrupted", gone, acts.interrupted)
+    yield Case("interrupted", gone, acts.interrupted, is_loaded=True)
     yield Case("stopped", gone, acts.stopped)
     moved = Truth((), (), SCHEDULER, may_nodes=(2,))
     yield Case("drained", moved, acts.asked("drain", "{node}", "--job", "{job}"), spares=1)
@@ -182,7 +183,7 @@ def _launched() -> Iterator[Case]:
     raised, killed = Truth((1,), (), CODE, (1,)), Truth((1,), (), UNKNOWN, (KILL,))
     yield Case("in-process-raises", raised, launches.over(0, 0), nodes=1,
                begin=launches.in_process("raises"))  # fmt: skip
-    yield Case("in-process-killed", killed, launches.over(0, -9), nodes=1,
+    yield Case("in-process-killed", killed, launches.over(0, -9, 0), nodes=1, per_node=3,
                begin=launches.in_process("killed"))  # fmt: skip
 
 

@@ -47,8 +47,6 @@ class Truth:
     """Restarts that are spent; otherwise not asked for."""
     may_nodes: tuple[int, ...] = ()
     """Nodes that may be named, too."""
-    may_open: bool = False
-    """It may be called inconclusive: a person would not know more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ _HEDGED_WHOLLY = "the cause may be another one"
 _ASIDE = re.compile(
     r"^(?:not |perhaps |missing|failed, too|its log|log |page |process |flight_recorder |stacks "
     r"|kernel_log |cgroup |environment |console .*waits "
-    r"|-\d\.\d\d )|lost a rank|waits? |wait for|do other things|evidence\.summary|missing: "
+    r"|-\d\.\d\d )|lost a rank|waits? |wait for|do other things|evidence\.summary|missing"
     r"|alternatives|<td>|<h3>|it has less evidence|reports|of rank \d|is over on|\d+ ranks? "
 )
 """Sentences, with their places, that list ranks, or tell what they were seen to do."""

@@ -51,7 +51,7 @@ LOST: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("seconds", [3.0, 180.0])
+@pytest.mark.parametrize("seconds", [1.0, 3.0, 180.0])
 async def test_a_later_signal_or_stop_does_not_replace_a_node_loss(seconds: float) -> None:
     """The lost node stays the culprit, and an offender."""
     first = (formed(), exited(0, error=None), lost_node(), opened(**LOST))

@@ -60,6 +60,9 @@ def test_a_revision_that_only_explains_is_no_change_of_mind() -> None:
         other = said | {"cause": cause}
         changed = list(verdict_lines(incident | {"revisions": [other]}))
         assert changed[-1] == f"  revision 1; at first it said {named}: batch 17 has no labels"
+    open_ = said | {"is_inconclusive": True, "verdict_reason": "inconclusive: too little"}
+    changed = list(verdict_lines(incident | {"revisions": [open_]}))
+    assert changed[-1] == "  revision 1; at first it said inconclusive: too little"
 
 
 def test_an_incident_that_nobody_has_judged_says_what_is_missing() -> None:

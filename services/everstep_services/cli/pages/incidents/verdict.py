@@ -114,7 +114,8 @@ def _earlier(incident: Record, verdict: Record) -> Iterator[str]:
             return
         cause = "inconclusive" if first["is_inconclusive"] else _cause(first)
         number = verdict["revision"]
-        yield f"  revision {number}; at first it said {cause}: {cell(first['verdict_reason'])}"
+        reason = cell(first["verdict_reason"]).removeprefix("inconclusive: ")
+        yield f"  revision {number}; at first it said {cause}: {reason}"
 
 
 def _similar(incident: Record) -> Iterator[str]:
