@@ -80,6 +80,14 @@ def test_a_weak_claim_adds_no_culprits_to_those_of_a_strong_one() -> None:
     assert combine(case(), [elsewhere], []).ranks == (0, 2, 3)
 
 
+def test_ranks_that_were_interrupted_with_their_job_are_no_culprits() -> None:
+    interrupt = claim("scheduler", 0.97, kind="operator")
+    raised = claim("scheduler", 0.8, kind="operator", ranks=(0, 1, 2, 3))
+    judged = combine(case(), [interrupt, raised], [])
+    assert (judged.cause, judged.ranks, judged.is_inconclusive) == ("scheduler", (), False)
+    assert combine(case(), [raised], []).ranks == (0, 1, 2, 3)
+
+
 def test_an_unknown_cause_of_another_kind_supports_nothing() -> None:
     """A crash of some process in a kernel's log is no sign that a rank was killed."""
     killed = claim("unknown", 0.75, kind="killed", ranks=(1,))

@@ -23,18 +23,21 @@ def lost_node(at_s: float = 0.0) -> NodeLost:
     return NodeLost(**given, node="n1", silence_s=9.0, limit_s=8.0, reason="n1 is silent")
 
 
-def later(seconds: float) -> tuple[PreemptionNoticed, NodeLeft, OperatorActed]:
+def later(
+    seconds: float, *, is_whole_job: bool = True
+) -> tuple[PreemptionNoticed, NodeLeft, OperatorActed]:
     """The last node gets SIGTERM while it waits for another one, and a person stops the job."""
     noticed, left, acted = (
         {**about(id=name), **_at(seconds)} for name in ("noticed", "left", "acted")
     )
     return (
-        PreemptionNoticed(**noticed, node="n0", origin="signal", reason="SIGTERM", grace_s=0.0),
+        PreemptionNoticed(**noticed, node="n0", origin="signal", reason="SIGTERM", grace_s=0.0,
+                          is_whole_job=is_whole_job),
         NodeLeft(**left, node="n0", cause="preempted", reason="SIGTERM", exit_code=91),
         OperatorActed(
             **acted, by="ann", action="stop_job", target="", outcome="accepted", reason="enough"
         ),
-    )
+    )  # fmt: skip
 
 
 def node_loss(cases: JobCases) -> Case:
@@ -54,10 +57,12 @@ LOST: dict[str, Any] = {
 @pytest.mark.parametrize("seconds", [1.0, 3.0, 180.0])
 async def test_a_later_signal_or_stop_does_not_replace_a_node_loss(seconds: float) -> None:
     """The lost node stays the culprit, and an offender."""
-    first = (formed(), exited(0, error=None), lost_node(), opened(**LOST))
-    found = await judged(node_loss(cases_of(*first, *later(seconds))))
-    assert (found.cause, found.kind, found.nodes) == ("host", "node_lost", ("n1",))
-    assert "SIGTERM" not in found.reason
+    for by_health in ((lost_node(),), ()):
+        first = (formed(), exited(0, error=None), *by_health, opened(**LOST))
+        signs = later(seconds, is_whole_job=bool(by_health))
+        found = await judged(node_loss(cases_of(*first, *signs)))
+        assert (found.cause, found.kind, found.nodes) == ("host", "node_lost", ("n1",))
+        assert "SIGTERM" not in found.reason
 
 
 async def test_a_notice_before_a_node_falls_silent_explains_that() -> None:

@@ -39,9 +39,11 @@ class Explanation:
     def ranks(self) -> tuple[int, ...]:
         """The culprits: the ranks that its strong claims name, else those of its places.
 
-        A weak claim may list ranks that were only elsewhere at that moment.
+        A weak claim may list ranks that were only elsewhere at that moment. Ranks that obeyed who
+        ended the job on purpose are not culprits.
         """
-        named = [claim for claim in self.claims if claim.ranks]
+        is_on_purpose = self.cause == "scheduler" and bool(self.claims) and not self.lead.ranks
+        named = [claim for claim in self.claims if claim.ranks and not is_on_purpose]
         least = min(max((claim.strength for claim in named), default=0.0), _STRONG)
         own = {rank for claim in named if claim.strength >= least for rank in claim.ranks}
         ranks = own or {rank for claim in self.places for rank in claim.ranks}
