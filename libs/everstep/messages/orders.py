@@ -95,6 +95,8 @@ class StopRanks(Order, frozen=True, kw_only=True, tag="stop_ranks.v1"):
     """For the cause `check_failed`: the check that failed."""
     accused: tuple[Name, ...] = ()
     """For the cause `check_failed`: the nodes on which the check fails, while others pass it."""
+    weight: Int = 0
+    """How well `reason` explains the reports so far; an order with a smaller one is older."""
 
 
 class GroupPosition(Part, frozen=True, kw_only=True):

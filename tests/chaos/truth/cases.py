@@ -59,7 +59,7 @@ def _ends() -> Iterator[Case]:
     yield _of_rank("dead_peer", 4, 2, (*CODE, *UNKNOWN, "framework"), ABRT)
     for variant, rank in ((0, 1), (1, 2), (3, 3), (4, 0)):
         yield _of_rank("wrong_shape", variant, rank, CODE, 1, ABRT, is_loaded=variant == 0)
-    yield _of_rank("out_of_memory", 0, 2, HOST, 1)
+    yield _of_rank("out_of_memory", 0, 2, (*HOST, *CODE), 1)  # by a limit of its own
     yield _of_rank("out_of_memory", 4, 1, HOST, KILL, needs="cgroup")
     yield _of_rank("missing_file", 0, 0, ("data", "configuration"), 1)
     yield _of_rank("disk_full", 0, 3, ("storage",), 1)
@@ -143,7 +143,8 @@ def _nodes() -> Iterator[Case]:
     yield Case("agent-killed-spare", lost, acts.agents_killed(2, again=False), spares=1)
     yield Case("agent-killed-again", lost, acts.agents_killed(2, again=True))
     yield Case("both-agents-killed", Truth((), (1, 2), HOST), acts.agents_killed(1, 2, again=True))
-    yield Case("warden-killed", Truth((), (2,), (*HOST, *UNKNOWN), (KILL,)), acts.warden_killed)
+    warden = Truth((2, 3), (), (*HOST, *UNKNOWN), (KILL,), may_nodes=(2,))
+    yield Case("warden-killed", warden, acts.warden_killed)
     last = Truth((), (2,), HOST, may_nodes=(1,))
     yield Case("node-lost-then-sigterm", last, acts.node_lost_then_stopped)
     none = Truth(incidents=0)
@@ -162,11 +163,11 @@ def _people() -> Iterator[Case]:
                spares=1, is_loaded=True)  # fmt: skip
     yield Case("preempted-spare-unasked", taken, acts.preempted_with_spare, spares=1,
                options=("--preempt-grace", "2"))  # fmt: skip
-    gone = Truth((), (), SCHEDULER, incidents=0)
+    gone, ended = Truth(incidents=0), Truth((), (), SCHEDULER, (-signal.SIGINT, 130))
     yield Case("preempted", gone, acts.preempted, {"sdk": True, "asks": True})
-    yield Case("interrupted", gone, acts.interrupted, is_loaded=True)
+    yield Case("interrupted", ended, acts.interrupted, is_loaded=True)
     yield Case("stopped", gone, acts.stopped)
-    moved = Truth((), (), SCHEDULER, may_nodes=(2,))
+    moved = Truth(incidents=0)
     yield Case("drained", moved, acts.asked("drain", "{node}", "--job", "{job}"), spares=1)
     yield Case("restarted", moved, acts.asked("restart", "{job}"))
     yield Case("brake", Truth((1,), (), UNKNOWN, (KILL,)), acts.killed_with_brake)

@@ -30,11 +30,13 @@ _CONSEQUENCE = re.compile(
 )
 """Words of sentences that accuse nobody whom they name."""
 _HEDGED_WHOLLY = "the cause may be another one"
+_ACCUSES = re.compile("never joined|stopped first|differs? from|left early|had ended")
+"""What the grounds of a verdict say of culprits only."""
 _ASIDE = re.compile(
     r"^(?:not |perhaps |missing|failed, too|its log|log |page |process |flight_recorder |stacks "
     r"|kernel_log |cgroup |environment |console .*waits "
     r"|-\d\.\d\d )|lost a rank|waits? |wait for|do other things|evidence\.summary|missing"
-    r"|alternatives|<td>|<h3>|it has less evidence|reports|of rank \d|is over on|\d+ ranks? "
+    r"|alternatives|<td>|<h3>|it has less evidence|reports|of rank \d|<li>|is over on|\d+ ranks? "
 )
 """Sentences, with their places, that list ranks, or tell what they were seen to do."""
 _RAW = re.compile(
@@ -111,10 +113,17 @@ def _problems(sentence: Sentence, facts: Facts) -> Iterator[str]:
     plain = _RAW.sub("…", text)
     if sentence.names_cause:
         yield from _accused(plain, facts)
-    elif not facts.is_open and not _ASIDE.search(f"{plain} {sentence.place}: {plain}"):
+    elif not facts.is_open and not _is_aside(sentence.place, plain):
         yield from _named(plain, facts)
     for stated in _STATED:
         yield from stated(plain, facts)
+
+
+def _is_aside(place: str, text: str) -> bool:
+    """Whether a sentence only lists ranks, or tells what they were seen to do."""
+    if text.startswith("+") or place.endswith("evidence.says"):
+        return _ACCUSES.search(text) is None
+    return _ASIDE.search(f"{text} {place}: {text}") is not None
 
 
 def _accused(text: str, facts: Facts) -> Iterator[str]:

@@ -78,10 +78,10 @@ class Agent:
     _said: set[str] = field(default_factory=set)
     _stopped_round: int | None = None
     """The newest round of an order to stop: ranks of this round are not started any more."""
-    _cause: tuple[int, str] | None = None
-    """A round that is over, and the cause that was shown for it."""
-    _withheld: str = ""
-    """The cause of the end of our round as far as it is known, while a better one may follow."""
+    _cause: StopRanks | None = None
+    """The order to stop whose cause was shown for the end of a round."""
+    _withheld: StopRanks | None = None
+    """The order whose cause is not shown yet, because a better one may follow."""
 
     @property
     def state(self) -> AgentState:
@@ -347,7 +347,7 @@ class Agent:
         """No process of the round is left."""
         if self._part is None or self._part.round != round:
             return []
-        acts = self._say_cause(round, self._withheld) if self._withheld else []
+        acts = self._say_cause(self._withheld) if self._withheld else []
         self.last_round, self.last_slot = round, self._part.order.slot
         self._part, self._is_spare = None, False
         return acts + ([AskToJoin()] if self._departure is None else self._departure.leave(None))
@@ -435,14 +435,14 @@ class Agent:
 
     def _stop(self, part: RoundPart | None, order: StopRanks) -> list[Action]:
         """Stop the ranks. The order may come again, with a better cause, after they stopped."""
-        told = None if self._cause is None else self._cause[0]
+        told = None if self._cause is None else self._cause.round
         if part is None:
-            return self._say_cause(order.round, order.reason) if told == order.round else []
+            return self._say_cause(order) if told == order.round else []
         acts: list[Action] = []
         if order.cause_within_s > 0 and told != part.round:
-            self._withheld = order.reason
+            self._withheld = order
         else:
-            acts = self._say_cause(part.round, order.reason)
+            acts = self._say_cause(order)
         return acts + part.stop(
             order.grace_s,
             evidence_s=order.evidence_s,
@@ -450,12 +450,16 @@ class Agent:
             wait_s=order.cause_within_s,
         )
 
-    def _say_cause(self, round: int, reason: str) -> list[Action]:
+    def _say_cause(self, order: StopRanks) -> list[Action]:
         """Show the cause, and once more if it turns out to be a consequence of something else."""
-        shown, self._cause, self._withheld = self._cause, (round, reason), ""
-        if shown is None or shown[0] != round:
-            return [ShowLine(f"round {round} is over: {reason}")]
-        return [ShowLine(f"what ended round {round}: {reason}")] if shown[1] != reason else []
+        shown, self._withheld = self._cause, None
+        if shown is None or shown.round != order.round:
+            self._cause = order
+            return [ShowLine(f"round {order.round} is over: {order.reason}")]
+        if order.weight < shown.weight or order.reason == shown.reason:
+            return []  # it was overtaken by a better one, or comes again
+        self._cause = order
+        return [ShowLine(f"what ended round {order.round}: {order.reason}")]
 
     def _outlived(self, part: RoundPart, newest: int) -> list[Action]:
         """Our ranks belong to a round that is over: the agent was cut off, or paused."""

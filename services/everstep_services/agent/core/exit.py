@@ -123,6 +123,6 @@ class RankExit:
 
 def exit_sentence(rank: int, ending: RankExit, world_size: int) -> str:
     """The end of a rank, for a person, with the doubt that another rank failed before it."""
-    is_doubtful = ending.error is not None and ending.is_secondary and world_size > 1
+    is_doubtful = ending.is_secondary and world_size > 1
     doubt = ", perhaps because of another rank," if is_doubtful else ""
     return f"rank {rank}{doubt} {ending.text}"

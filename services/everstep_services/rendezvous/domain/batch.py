@@ -165,6 +165,7 @@ class Batch:
             cause_within_s=self._ranks_end_within_s,
             check=doc.incident.check if doc.incident else "",
             accused=doc.incident.accused if doc.incident else (),
+            weight=doc.incident.weight if doc.incident else 0,
         )
 
     @property

@@ -138,6 +138,15 @@ def test_a_cause_that_was_wrong_is_put_right_also_after_the_ranks_have_stopped()
     assert agent.ordered(stop(reason="node-3")) == [ShowLine("what ended round 1: node-3")]
 
 
+def test_a_cause_is_put_right_only_by_a_better_one() -> None:
+    """An order that was sent before may come after: the lost node is not taken back for a rank."""
+    agent = running()
+    assert agent.ordered(stop(reason="node-2", weight=3))[0] == ShowLine("round 1 is over: node-2")
+    assert agent.ordered(stop(reason="rank 0", weight=1)) == []
+    assert agent.stopped(1) == [AskToJoin()]
+    assert agent.ordered(stop(reason="rank 0", weight=1)) == []
+
+
 def test_an_agent_without_ranks_in_a_round_says_nothing_of_its_end() -> None:
     agent = Agent(AgentTimeouts())
     agent.begin()

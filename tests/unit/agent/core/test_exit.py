@@ -4,7 +4,7 @@ import pytest
 
 from everstep.incident_causes import SECONDARY
 from everstep.messages import ErrorRecord
-from everstep_services.agent.core.exit import RankExit
+from everstep_services.agent.core.exit import RankExit, exit_sentence
 
 
 def raised(name: str, text: str, place: str = "train.py:88 in step") -> RankExit:
@@ -58,8 +58,9 @@ def test_an_end_has_a_name_and_a_sentence(ending: RankExit, how: str, text: str)
     ],
 )
 def test_what_follows_from_a_lost_peer_is_no_cause(ending: RankExit) -> None:
-    """Errors of a connection or a timeout are secondary (A4.5)."""
+    """Errors of a connection or a timeout are secondary (A4.5); the rank is not accused."""
     assert ending.is_secondary
+    assert exit_sentence(3, ending, 4).startswith("rank 3, perhaps because of another rank, ")
     assert ending.fingerprint.startswith(SECONDARY)
 
 
