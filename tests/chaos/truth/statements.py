@@ -33,10 +33,10 @@ _HEDGED_WHOLLY = "the cause may be another one"
 _ACCUSES = re.compile("never joined|stopped first|differs? from|left early|had ended")
 """What the grounds of a verdict say of culprits only."""
 _ASIDE = re.compile(
-    r"^(?:not |perhaps |missing|failed, too|its log|log |page |process |flight_recorder |stacks "
-    r"|kernel_log |cgroup |environment |console .*waits "
-    r"|-\d\.\d\d )|lost a rank|waits? |wait for|do other things|evidence\.summary|missing"
-    r"|alternatives|<td>|<h3>|it has less evidence|reports|of rank \d|<li>|is over on|\d+ ranks? "
+    r"^(?:not |perhaps |missing|failed, too|past their limits|its log|-\d\.\d\d "
+    r"|(?:log|page|process|flight_recorder|stacks|kernel_log|cgroup|environment) )"
+    r"|lost a rank|waits? |wait for|do other things|reports|of rank \d|is over on|\d+ ranks? "
+    r"|it has less evidence|console .*waits |evidence\.summary|missing|alternatives|<td>|<h3>|<li>"
 )
 """Sentences, with their places, that list ranks, or tell what they were seen to do."""
 _RAW = re.compile(
