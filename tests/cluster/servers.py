@@ -8,7 +8,7 @@ import subprocess
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import permutations
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,13 @@ from everstep.bus import BusSettings, connect, topology
 from everstep.bus.auth.accounts import Operator
 from everstep.bus.auth.job_access import admit, login_file
 from everstep.bus.auth.roles import ADMIN, SERVICE, agents_name
+from everstep.bus.errors import BusError
 from everstep.bus.server.config import Peers, ServerPlan, ServerTls, write_config
 from everstep.bus.server.dev_server import find_program
 from tests.cluster.links import Link, LinkLoop
 from tests.e2e.ports import free_port
 from tests.stopping import stop
-from tests.waiting import WITHIN_S, until
+from tests.waiting import WITHIN_S, until, until_async
 
 NAMES = ("a", "b", "c")
 _ROUTES = 8
@@ -115,9 +116,9 @@ class Cluster:
         routes = {name: free_port() for name in NAMES}
         self.routes = {
             (source, target): self.loop.link(routes[target])
-            for source, target in permutations(NAMES, 2)
+            for source, target in zip(NAMES, NAMES[1:] + NAMES[:1], strict=True)
         }
-        """From one server to another, whoever of the two has opened the connection."""
+        """Between each two servers, in a ring: from the one that opens the connection."""
         self.servers = {name: self._made(name, clients[name], routes[name]) for name in NAMES}
 
     def _made(self, name: str, port: int, route_port: int) -> Server:
@@ -126,11 +127,10 @@ class Cluster:
         front = self.loop.link(port)
         peers = Peers(
             f"127.0.0.1:{route_port}",
+            # One of two servers opens their routes: where both do, routes come and go for a second.
             [link.address for (source, _), link in self.routes.items() if source == name],
             self.operator.password_of_routes,
-            advertise=next(
-                link.address for (_, target), link in self.routes.items() if target == name
-            ),
+            advertise="127.0.0.1:1",  # no server opens a route that no link of ours cuts
         )
         plan = ServerPlan(
             folder / "store", name, port=port, log_folder=folder, tls=self._issued(folder),
@@ -190,10 +190,13 @@ class Cluster:
 
     def is_whole(self) -> bool:
         """Whether all servers have all routes, the same leader, and streams that are current."""
-        leaders = {self._meta(server).get("leader") for server in self.servers.values()}
+        groups = {name: self._meta(server) for name, server in self.servers.items()}
+        leaders = {group.get("leader", "") for group in groups.values()}
+        peers = groups.get(min(leaders), {}).get("replicas", ())
         return (
             len(leaders) == 1
-            and None not in leaders
+            and len(peers) == len(NAMES) - 1
+            and all(peer["current"] and not peer.get("offline") for peer in peers)
             and all(
                 server.monitored("routez").get("num_routes", 0) >= _ROUTES
                 and server.monitored("healthz").get("status") == "ok"
@@ -202,14 +205,24 @@ class Cluster:
         )
 
     def start(self) -> None:
+        for link in self.routes.values():
+            link.hang()  # a server that is refused tries again after a second
         for server in self.servers.values():
             server.start()
+        for server in self.servers.values():
+            until(partial(server.monitored, "varz"), "the server listens")
+        for link in self.routes.values():
+            link.mend()
         until(self.is_whole, "the servers have found each other")
         asyncio.run(self._make_streams())
 
     async def _make_streams(self) -> None:
         async with connect(self.settings(ADMIN), "setup") as bus:
-            await topology.init(bus.jetstream, replicas=len(NAMES))
+            # Routes that both ends open at the same time come and go for a moment.
+            await until_async(
+                lambda: topology.init(bus.jetstream, replicas=len(NAMES)),
+                "the streams are made", despite=(BusError,),
+            )  # fmt: skip
 
     def heal(self) -> None:
         """Mend all links, start all servers, and wait until nothing of the cuts is left."""

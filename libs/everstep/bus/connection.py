@@ -12,7 +12,7 @@ import contextlib
 import logging
 import random
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from math import inf
 from typing import Protocol
@@ -23,7 +23,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from everstep.backoff import Backoff, jittered_s
-from everstep.bus.auth.login import Login
+from everstep.bus.auth.login import Login, addresses
 from everstep.bus.background import in_background
 from everstep.bus.diagnosis import (
     check_account,
@@ -34,6 +34,7 @@ from everstep.bus.diagnosis import (
 )
 from everstep.bus.errors import BusDeniedError, BusError, BusUnreachableError, JetStreamOffError
 from everstep.bus.nats_patches import Hear, PatchedClient, dispose, settle
+from everstep.bus.server.choice import Move, ServerChoice
 from everstep.bus.settings import BusSettings
 
 log = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ class Connection:
         self._settings = settings
         self._name = name
         self.login = Login(settings)
-        self._client: Client | None = None
+        self._client: PatchedClient | None = None
         self._attachments: list[Attachment] = []
         self._closed = asyncio.Event()
         self._up = asyncio.Event()
@@ -77,8 +78,12 @@ class Connection:
         self.trouble: str | None = None
         self._is_up = False
         self._has_been_lost = False
-        self._logs_in_anew = False
+        self._reconnects_by_choice = False
         self._came_back_at: float | None = None
+        writes_within_s, jitter_s = 2 * settings.request_within_s, settings.reconnect_jitter_s
+        self._choice = ServerChoice(len(addresses(settings.url)), writes_within_s, jitter_s)
+        self._move: Move | None = None
+        self._has_move = asyncio.Event()
 
     # -- for the rest of the bus -------------------------------------------------------------
 
@@ -96,7 +101,7 @@ class Connection:
         return self._is_up and self._client is not None and bool(self._client.is_connected)
 
     @property
-    def client(self) -> Client:
+    def client(self) -> PatchedClient:
         if self._client is None:
             raise BusUnreachableError(f"not connected yet to {self._settings.url}")
         return self._client
@@ -177,7 +182,7 @@ class Connection:
 
     async def open(self) -> None:
         """Connect once, or raise the error that says why not, within `connect_within_s`."""
-        client = PatchedClient(self._settings.reconnect_jitter_s)
+        client = PatchedClient(self._settings.reconnect_jitter_s, self._servers_reported)
         try:
             await self._connect(client)
             await self._check(client)
@@ -284,14 +289,50 @@ class Connection:
 
     async def log_in_anew(self) -> None:
         """Reconnect with the renewed login, because the server ends a connection with its login."""
+        await self._reconnect(None)
+
+    async def _reconnect(self, to: str | None) -> None:
         client = self._client
         if client is None or not client.is_connected:
-            return  # the next connect uses the new login anyway
+            return  # it reconnects anyway
         with contextlib.suppress(nats_errors.Error, TimeoutError):
             await settle(client, self._settings.request_within_s)
         if client.is_connected:
-            self._logs_in_anew = True
-            await client.force_reconnect()
+            self._reconnects_by_choice = True
+            await client.move(to)
+
+    # -- which server ----------------------------------------------------------------------
+
+    def acknowledged(self) -> None:
+        """A stream has acknowledged a message."""
+        self._choice.acknowledged()
+
+    def unanswered(self, sent_at: float) -> None:
+        """A message for a stream was not acknowledged since that time of the loop's clock."""
+        self._consider(self._choice.unanswered(sent_at, asyncio.get_running_loop().time()))
+
+    def _servers_reported(self, servers: Collection[str], is_first: bool) -> None:
+        now = asyncio.get_running_loop().time()
+        self._consider(self._choice.reported(servers, now, is_first=is_first))
+
+    def _consider(self, move: Move | None) -> None:
+        if move is not None:
+            self._move = move
+            self._has_move.set()
+
+    async def move_for_ever(self) -> None:
+        """Move to another server whenever this one is cut off, or another one has come back."""
+        while True:
+            await self._has_move.wait()
+            self._has_move.clear()
+            move = self._move
+            assert move is not None
+            try:
+                async with asyncio.timeout(move.after_s):
+                    await self._has_move.wait()  # a newer reason counts
+            except TimeoutError:
+                log.warning("bus_moves to=%s reason=%r", move.to or "another", move.reason)
+                await self._reconnect(move.to)
 
     async def close(self) -> None:
         client, self._client = self._client, None
@@ -304,8 +345,8 @@ class Connection:
         if self._client is None:
             return
         self._went_down()
-        if self._logs_in_anew:  # only this client reconnects, and when it chose to
-            self._logs_in_anew = False
+        if self._reconnects_by_choice:  # only this client reconnects, and when it chose to
+            self._reconnects_by_choice = False
             return
         log.warning("bus_disconnected url=%s", self._settings.url)
         # A fleet that lost the server at the same moment must not reconnect at the same moment.
@@ -402,7 +443,7 @@ async def open_connection(
     if wait:
         await connection.open()
     try:
-        async with in_background(connection.keep_open(first=not wait)):
+        async with in_background(connection.keep_open(first=not wait), connection.move_for_ever()):
             yield connection
     finally:
         await connection.close()

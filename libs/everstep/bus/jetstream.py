@@ -207,11 +207,18 @@ class JetStream:
         self, subject: str, data: bytes, headers: Mapping[str, str] | None = None
     ) -> PubAck:
         """Store one message. `BusRefusedError` holds JetStream's own code."""
-        ack = pub_ack(await self.request(subject, data, headers=headers))
+        sent_at = asyncio.get_running_loop().time()
+        try:
+            ack = pub_ack(await self.request(subject, data, headers=headers))
+        except BusTimeoutError:
+            self._connection.unanswered(sent_at)
+            raise
         if ack is None:
+            self._connection.unanswered(sent_at)
             raise NoLeaderError(f"the stream for {subject}")
         if ack.error is not None:
             raise BusRefusedError(subject, ack.error.err_code, ack.error.description)
+        self._connection.acknowledged()
         return ack
 
     async def publish_if(

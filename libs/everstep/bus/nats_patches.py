@@ -9,16 +9,18 @@ import errno
 import logging
 import random
 import re
-from collections.abc import Awaitable, Callable, Iterator
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from functools import partial
 from math import ceil
+from ssl import SSLContext
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 from nats import errors as nats_errors
 from nats.aio.client import PING_PROTO, PONG_PROTO, Client, Srv
 from nats.aio.subscription import Subscription
-from nats.aio.transport import Transport
+from nats.aio.transport import TcpTransport, Transport
 from nats.protocol.parser import AWAITING_CONTROL_LINE, CRLF_SIZE, Parser
 
 log = logging.getLogger(__name__)
@@ -29,6 +31,9 @@ _CLOSE_WITHIN_S = 2.0
 _INFO = b"INFO "
 Hear = Callable[[str, bytes], object]
 """Handles the subject and the body of a message at once."""
+OnServers = Callable[[Collection[str], bool], None]
+"""Hears at which addresses clients reach the server and those that it reaches, and whether this is
+its first report on the connection."""
 
 _PLAIN = re.compile(rb"MSG (\S+) (\d+) (\d+)\r\n")
 
@@ -85,7 +90,7 @@ class FrameParser(Parser):
 
 
 class PatchedClient(Client):
-    """nats-py's client with eight patches.
+    """nats-py's client with eleven patches.
 
     1. It sends no password to a server without TLS when TLS was asked for.
     2. A server that dies before its INFO line counts as lost, not as a foreign protocol.
@@ -96,11 +101,16 @@ class PatchedClient(Client):
     7. Plain messages are handled without a queue and a task for each subscription.
     8. It waits a random time after each attempt to reconnect that fails: nats-py's waits are all
        the same, and a fleet would storm a server that was away for long.
+    9. It aborts a lost connection: nats-py waits for the server to close TLS, 30 s if it hangs.
+    10. TLS is started by asyncio's own means, which knows then that the stream is encrypted.
+    11. It tries the server last that it has just left, and reports which servers there are.
     """
 
-    def __init__(self, spread_s: float = 0.0) -> None:
+    def __init__(self, spread_s: float = 0.0, on_servers: OnServers | None = None) -> None:
         super().__init__()
         self._spread_s = spread_s
+        self._on_servers = on_servers
+        self._left: dict[str, float] = {}
         self._ps = FrameParser(self)
         self._hears: dict[int, tuple[Subscription, Hear]] = {}
         self._cancelled: Callable[[], bool] = _never
@@ -155,8 +165,7 @@ class PatchedClient(Client):
 
     async def _connect_to_server(self, s: Srv) -> None:
         self._go_on()
-        if self._transport is not None:
-            self._transport.close()  # type: ignore[no-untyped-call]  # of a handshake that failed
+        _abort(self._transport)  # of a handshake that failed
         try:
             await super()._connect_to_server(s)
         except Exception:
@@ -172,9 +181,10 @@ class PatchedClient(Client):
     async def _process_connect_init(self) -> None:
         self._go_on()
         transport = self._transport
-        assert transport is not None
+        assert isinstance(transport, TcpTransport)
         line_of = partial(self._line_of, type(transport), transport, iter([True]))
         transport.readline = line_of  # type: ignore[method-assign]
+        transport.connect_tls = partial(_start_tls, transport)  # type: ignore[method-assign]
         await super()._process_connect_init()
 
     async def _line_of(
@@ -199,10 +209,50 @@ class PatchedClient(Client):
             else:
                 await self._process_info(msgspec.json.decode(line.removeprefix(_INFO)))
 
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        await super()._process_info(info, initial_connection)
+        if self._on_servers is not None:
+            self._on_servers(info.get("connect_urls") or (), initial_connection)
+
+    async def move(self, to: str | None) -> None:
+        """Leave this server for the one at that address, or for any other."""
+        if to is not None:
+            self._left[to] = -1.0
+        await self.force_reconnect()
+
+    async def _attempt_reconnect(self) -> None:
+        if self._current_server is not None:
+            self._left[self._current_server.uri.netloc] = time.monotonic()
+        _abort(self._transport)
+        await super()._attempt_reconnect()
+
+    async def _select_next_server(self) -> None:
+        self._server_pool.sort(key=self._left_at)
+        await super()._select_next_server()
+
+    def _left_at(self, server: Srv) -> float:
+        """When it was lost or could not be reached; a server that we should move to comes first."""
+        failed = server.last_attempt if server.reconnects else None
+        return max(self._left.get(server.uri.netloc, 0.0), failed or -1.0)
+
     def _connect_command(self) -> bytes:
         if self.options.get("tls") and not self._server_info.get("tls_required"):
             raise nats_errors.SecureConnWantedError
         return bytes(super()._connect_command())
+
+
+async def _start_tls(
+    transport: TcpTransport, host: str, context: SSLContext, _buffer: int, within_s: float
+) -> None:
+    assert transport._io_writer is not None  # noqa: SLF001
+    async with asyncio.timeout(within_s):
+        await transport._io_writer.start_tls(context, server_hostname=host)  # noqa: SLF001
+
+
+def _abort(transport: Transport | None) -> None:
+    writer = getattr(transport, "_io_writer", None)
+    if writer is not None:
+        writer.transport.abort()
 
 
 async def _cancellable(waiting: Awaitable[T]) -> T:
@@ -273,5 +323,4 @@ async def _clear_away(client: Client) -> None:
         for task in left:
             task.cancel()
         await asyncio.wait(left, timeout=0.1)
-    if client._transport is not None:  # noqa: SLF001
-        client._transport.close()  # type: ignore[no-untyped-call]  # noqa: SLF001
+    _abort(client._transport)  # noqa: SLF001

@@ -61,10 +61,10 @@ class BusSettings(Settings, frozen=True, kw_only=True):
     choose 0.005 s for each node.
     """
     ping_interval_s: float = 15.0
-    """A connection that misses three pings is dead."""
+    """A connection that misses three pings is dead: it is given up after three of these times."""
     service_ping_interval_s: float = 2.0
-    """The same for services: they are few, and people and nodes wait for them. They notice within
-    some 8 s that a server hangs."""
+    """The same for services: they are few, and people and nodes wait for them. They are
+    connected to another server within some 8 s after theirs hangs."""
     request_within_s: float = 5.0
     """How long the server may take for one answer of its own."""
     verify_every_s: float = 30.0

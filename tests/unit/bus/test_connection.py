@@ -19,7 +19,7 @@ class Client:
     is_closed = False
     is_connected = True
 
-    def __init__(self, _spread_s: float) -> None:
+    def __init__(self, *_: object) -> None:
         self.options: dict[str, object] = {}
 
 

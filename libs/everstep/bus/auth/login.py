@@ -103,7 +103,7 @@ def _options(settings: BusSettings) -> dict[str, Any]:
         "reconnect_time_wait": settings.reconnect_wait_s,
         "connect_timeout": min(settings.connect_within_s, 10.0),
         "ping_interval": settings.ping_interval_s,
-        "max_outstanding_pings": 3,
+        "max_outstanding_pings": 2,  # the third that is missed ends the connection
         "drain_timeout": 5,
         "pending_size": 8 * 1024 * 1024,
     }

@@ -192,6 +192,7 @@ class Outbox:
         self._window = window
         window.trouble = None
         window.settled.clear()
+        sent_at = asyncio.get_running_loop().time()
         limit_s = self._connection.settings.request_within_s
         reply = f"{self._inbox}.{self._number}."
         try:
@@ -212,6 +213,8 @@ class Outbox:
             window.trouble = error
         finally:
             self._window = None
+            if isinstance(window.trouble, BusTimeoutError | NoLeaderError):
+                self._connection.unanswered(sent_at)
 
     async def on_ack(self, message: Msg) -> None:
         number, _, index = message.subject.rpartition(".")
@@ -223,6 +226,7 @@ class Outbox:
             window.stop(NoLeaderError("the stream of facts"))
         elif ack.error is None:
             window.waiting.pop(int(index), None)
+            self._connection.acknowledged()
             self.counters["acknowledged"] += 1
         elif ack.error.err_code == _MESSAGE_TOO_LARGE:
             self._say_rejected(ack.error.description)

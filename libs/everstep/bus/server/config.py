@@ -68,6 +68,9 @@ class Peers:
             "name": "everstep",
             "listen": self.listen,
             "authorization": login,
+            # A route that hangs ends after three pings; clients then leave a server without routes.
+            "ping_interval": "2s",
+            "ping_max": 2,
             "routes": [
                 f"nats-route://{_ROUTES_USER}:{self.password}@{route}" for route in self.routes
             ],

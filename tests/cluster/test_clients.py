@@ -1,0 +1,94 @@
+"""Clients leave a server that hangs or is cut off, and spread again when it is back."""
+
+import asyncio
+import random
+from contextlib import AsyncExitStack
+from functools import partial
+
+import pytest
+
+from everstep.bus import connect
+from everstep.bus.client import NatsBus
+from everstep.bus.errors import BusError
+from tests.cluster.servers import NAMES, Cluster
+from tests.waiting import until_async
+
+CLIENTS = 6
+
+
+def server_of(cluster: Cluster, bus: NatsBus) -> str:
+    """The server that a client is connected to; empty while it is not."""
+    found = bus.jetstream.connection.client.connected_url
+    netloc = found.netloc if found is not None and bus.connected else ""
+    return next((n for n, it in cluster.servers.items() if it.front.address == netloc), "")
+
+
+async def moved(cluster: Cluster, bus: NatsBus, *names: str, within_s: float) -> None:
+    await until_async(
+        lambda: server_of(cluster, bus), "it is connected to another server",
+        holds=names.__contains__, within_s=within_s,
+    )  # fmt: skip
+
+
+async def writes(bus: NatsBus) -> bool:
+    await bus.prove()
+    return True
+
+
+def others(name: str) -> list[str]:
+    return [other for other in NAMES if other != name]
+
+
+async def test_a_server_that_hangs_is_left_without_a_farewell(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A power cut closes no connection. TLS alone would wait 30 s for the server's last word."""
+    settings = cluster.settings("service", ping_interval_s=0.2, reconnect_jitter_s=0.01)
+    async with connect(settings, "test") as bus:
+        first = server_of(cluster, bus)
+        await asyncio.to_thread(cluster.servers[first].front.hang)
+        await moved(cluster, bus, *others(first), within_s=15)
+        await bus.prove()
+    assert not [text for text in caplog.messages if "eof_received" in text]
+
+
+@pytest.mark.parametrize("how", ["cut", pytest.param("hang", marks=pytest.mark.chaos)])
+async def test_a_server_that_is_cut_off_from_the_others_is_left(cluster: Cluster, how: str) -> None:
+    """It answers its clients as before. Hung routes end after pings that nobody answers."""
+    settings = cluster.settings("service", reconnect_jitter_s=0.01)
+    async with connect(settings, "test") as bus:
+        first = server_of(cluster, bus)
+        await asyncio.to_thread(cluster.isolate, first, how)
+        await moved(cluster, bus, *others(first), within_s=40)
+        await until_async(partial(writes, bus), "it writes", despite=(BusError,))
+
+
+async def test_a_server_that_acknowledges_no_write_is_left(cluster: Cluster) -> None:
+    """Whatever the servers report about each other: here they report nothing."""
+    settings = cluster.settings("service", request_within_s=0.5, reconnect_jitter_s=0.01)
+    async with connect(settings, "test") as bus:
+        first = server_of(cluster, bus)
+        bus.jetstream.connection.client._on_servers = None
+        await asyncio.to_thread(cluster.isolate, first)
+        await until_async(partial(writes, bus), "it writes", despite=(BusError,))
+        assert server_of(cluster, bus) != first
+
+
+async def test_clients_return_to_a_server_that_has_come_back(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(random, "random", lambda: 0.0)
+    monkeypatch.setattr("everstep.bus.server.choice._SPREAD_S", 0.1)
+    settings = cluster.settings("service", reconnect_jitter_s=0.01, reconnect_wait_s=0.1)
+    async with AsyncExitStack() as stack:
+        buses = [
+            await stack.enter_async_context(connect(settings, f"test-{number}"))
+            for number in range(CLIENTS)
+        ]
+        gone = server_of(cluster, buses[0])
+        await asyncio.to_thread(cluster.servers[gone].kill)
+        for bus in buses:
+            await moved(cluster, bus, *others(gone), within_s=20)
+        await asyncio.to_thread(cluster.servers[gone].start)
+        for bus in buses:
+            await moved(cluster, bus, gone, within_s=30)
