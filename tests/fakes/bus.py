@@ -46,6 +46,8 @@ class MemoryServer:
     """What all clients share. `up = False` cuts everybody off."""
 
     up: bool = True
+    acknowledges: bool = True
+    """False: the other servers of its cluster cannot be reached."""
     returns: int = 0
     wipes: int = 0
     facts: list[Delivered] = field(default_factory=list)
@@ -206,8 +208,10 @@ class MemoryBus:
     def rank_logs(self) -> "MemoryRankLogs":
         return MemoryRankLogs(self._server)
 
-    async def prove(self) -> None:
+    async def prove(self, size_bytes: int = 0) -> None:
         self._need_server()
+        if not self._server.acknowledges:
+            raise BusTimeoutError(f"no answer to a write of {size_bytes} bytes")
 
     def statistics(self) -> dict[str, float]:
         return {"connected": float(self.connected)}

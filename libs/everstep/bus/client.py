@@ -25,7 +25,7 @@ from everstep.bus.facts.reader import NatsFactReader, open_reader
 from everstep.bus.inbox import BoundedInbox, Counted
 from everstep.bus.jetstream import JetStream, open_jetstream
 from everstep.bus.leases import NatsLeases
-from everstep.bus.ports import Handler, M, StreamPosition
+from everstep.bus.ports import PROOF_BYTES, Handler, M, StreamPosition
 from everstep.bus.rank_logs import NatsRankLogs
 from everstep.bus.settings import BusSettings
 from everstep.bus.topology import PROBE
@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 
 _BEATS_KEPT = 4096
 _BURST = 512
-_PROOF_BYTES = 64 * 1024
 _MARK = "Everstep-Acknowledge"
 _HEARD = b"+"
 
@@ -187,11 +186,10 @@ class NatsBus:
 
     # -- how it is -------------------------------------------------------------------------
 
-    async def prove(self) -> None:
+    async def prove(self, size_bytes: int = PROOF_BYTES) -> None:
         bucket = self.documents(PROBE)
         key = self._connection.name.replace(".", "-")
-        # As large as many facts: a smaller probe would still fit on a disk that is almost full.
-        revision = await bucket.put(key, os.urandom(_PROOF_BYTES), revision=None)
+        revision = await bucket.put(key, os.urandom(size_bytes), revision=None)
         document = await bucket.get(key)
         if document.revision < revision:
             raise BusTimeoutError(f"the bus stored {PROBE}/{key} but does not return it")

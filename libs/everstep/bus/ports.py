@@ -10,6 +10,8 @@ from everstep.messages.rank_logs import LogIndex, LogPiece
 
 M = TypeVar("M", bound=Message)
 M_co = TypeVar("M_co", bound=Message, covariant=True)
+PROOF_BYTES = 64 * 1024
+"""As large as many facts: a smaller proof would still fit on a disk that is almost full."""
 Handler = Callable[[Message], Awaitable[Message]]
 """Answers one question. The asker receives an `EverstepError`; any other exception is a bug."""
 
@@ -297,6 +299,9 @@ class Bus(Protocol):
     @property
     def rank_logs(self) -> RankLogs: ...
 
-    async def prove(self) -> None:
-        """Write something and read it back, or raise the error that says why not."""
+    async def prove(self, size_bytes: int = PROOF_BYTES) -> None:
+        """Write something and read it back, or raise the error that says why not.
+
+        It fails where most servers of a cluster cannot be reached, so that nothing may be decided.
+        """
         ...

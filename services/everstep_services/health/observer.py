@@ -86,7 +86,55 @@ class ReadLag:
                 return
 
 
+class WriteProof:
+    """Proves by writes that most servers of the bus are reached.
+
+    Where they are not, the nodes behind the other servers are silent, and nobody may judge them.
+    """
+
+    def __init__(self, bus: Bus, clock: Clock) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._proven_at: float | None = None
+        self._needed_at = 0.0
+        self._is_writing = False
+        self._is_needed = asyncio.Event()
+
+    def proven_at(self, now: float, *, is_needed: bool) -> float:
+        """The time of the newest write that was acknowledged; `now` while nobody is silent.
+
+        Once a proof was needed, only a later write ends the need.
+        """
+        if not self._is_writing:
+            return now
+        if is_needed:
+            self._needed_at = now
+            self._is_needed.set()
+            if self._proven_at is None:
+                self._proven_at = now
+        elif self._proven_at is None or self._proven_at > self._needed_at:
+            self._proven_at = None
+            self._is_needed.clear()
+        return now if self._proven_at is None else self._proven_at
+
+    async def write_for_ever(self) -> None:
+        """Write while a proof is needed."""
+        self._is_writing = True
+        while True:
+            await self._is_needed.wait()
+            begun = self._clock.now()
+            try:
+                await self._bus.prove(0)
+            except (EverstepError, TimeoutError) as error:
+                log.info("nothing_proven error=%s", error)
+            else:
+                if self._proven_at is not None:
+                    self._proven_at = max(self._proven_at, begun)
+            await self._clock.sleep(_PROVE_EVERY_S)
+
+
 _SOURCE = "health"
+_PROVE_EVERY_S = 0.1
 _REMIND_EVERY_S = 1.0
 _PROBE_WITHIN_S = 5.0
 
@@ -115,6 +163,8 @@ class HealthObserver:
         self._fleet = Fleet(settings)
         self._locator = StallLocator(settings.forget_after_s)
         self.read_lag = ReadLag(bus)
+        self.write_proof = WriteProof(bus, clock)
+        self._hails = 0
         self._beats: Inbox[NodeBeat] | None = None
         self._dropped = 0
         self._reported_blind_s = 0.0
@@ -211,12 +261,20 @@ class HealthObserver:
     def _judge(self, probes: asyncio.TaskGroup) -> None:
         now, is_blind = self._clock.now(), self._is_blind()
         read_at = now if is_blind else self.read_lag.read_at(now)
+        proven_at = self.write_proof.proven_at(now, is_needed=self._hails > 0 and not is_blind)
+        is_cut_off, read_at = proven_at < read_at, min(read_at, proven_at)
         for loss in self._fleet.judge(now, is_blind=is_blind, read_at=read_at):
             self._announce_loss(loss)
         if self._fleet.is_behind:
-            self._blinded_by = "beats came faster than they could be read"
-        for beat in self._fleet.hails(now):
-            self._counts["hails"] += 1
+            self._blinded_by = (
+                "the bus acknowledged no write"
+                if is_cut_off
+                else "beats came faster than they could be read"
+            )
+        hails = self._fleet.hails(now)
+        self._hails = len(hails)
+        self._counts["hails"] += self._hails
+        for beat in hails:
             self._bus.send(subjects.hail(beat.job, beat.node), _hail(beat))
         for asked, silent in self._fleet.inquiries(now):
             self._counts["inquiries"] += 1

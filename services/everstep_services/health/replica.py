@@ -46,6 +46,7 @@ class HealthReplica:
             self.ids.keep_for_ever,
             observer.hear_for_ever,
             observer.read_lag.hear_for_ever,
+            observer.write_proof.write_for_ever,
             observer.follow_jobs_for_ever,
             observer.follow_stalls_for_ever,
             observer.follow_recoveries_for_ever,

@@ -194,6 +194,7 @@ class JobRunner:
             now = self._now()
             job = await self._load(events, now)
             if job is None:
+                await self._around.bus.prove(0)  # else another replica may know the job
                 _no_such_job(self._name, pending)
                 self._revision = self._wake_at = None  # another replica may make the document
                 return
@@ -270,7 +271,11 @@ class JobRunner:
         self._stored_outbox = bool(job.outbox)
 
     async def _is_outdated(self) -> bool:
-        """Whether another replica has written since; if so, forget what this replica knows."""
+        """Whether another replica has written since; if so, forget what this replica knows.
+
+        Only a replica that can write knows: an agent does not repeat a report that was answered.
+        """
+        await self._around.bus.prove(0)
         stored = await self._documents.get(self._name)
         if stored.data is None or stored.revision <= (self._revision or 0):
             return False

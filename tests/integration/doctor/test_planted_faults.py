@@ -18,7 +18,7 @@ import pytest
 
 from everstep.bus.server.dev_server import find_program
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.machine import doctor, rank_diagnosis
+from everstep_services.cli.machine import bus_diagnosis, doctor, rank_diagnosis
 from everstep_services.cli.machine.rank_diagnosis import Check, Diagnosis, Level
 from tests.waiting import until
 
@@ -197,7 +197,7 @@ def test_a_bus_without_jetstream_is_named(tmp_path: Path) -> None:
         try:
             (file,) = until(lambda: list(ports.iterdir()), "the port")
             (url,) = until(lambda: file.read_text() and json.loads(file.read_text())["nats"], "it")
-            (found,) = troubles(doctor.bus, {"EVERSTEP_BUS__URL": url}, tmp_path)
+            (found,) = troubles(bus_diagnosis.bus, {"EVERSTEP_BUS__URL": url}, tmp_path)
         finally:
             server.terminate()
     assert found.level is Level.CRITICAL

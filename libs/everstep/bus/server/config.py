@@ -8,7 +8,7 @@ password between the servers of a cluster.
 import logging
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,43 @@ class ServerPlan:
     def accounts(self) -> Path:
         """The folder in which the server keeps the accounts that it has received."""
         return self.store / "accounts"
+
+
+_ROUTES_ABOVE = 2000
+_MONITOR_ABOVE = 4000
+
+
+def cluster_plans(
+    plan: ServerPlan, members: Sequence[tuple[str, int]], password: str
+) -> list[ServerPlan]:
+    """The plans of the servers of a cluster, given the address of each and what they share.
+
+    Ports are those of a single server: 4222 for clients, 6222 for servers, 8222 for monitoring.
+    Servers on one host have different ports, and folders below the store.
+    """
+    if len(members) not in {3, 5} or len(set(members)) < len(members):
+        raise BusConfigError(
+            f"a cluster has 3 or 5 different servers, not {len(members)}: only then do most of "
+            f"them remain when one is lost"
+        )
+    hosts = [host for host, _ in members]
+    routes = {member: f"{member[0]}:{member[1] + _ROUTES_ABOVE}" for member in members}
+    plans = []
+    for member in members:
+        host, port = member
+        is_alone = hosts.count(host) == 1
+        name = host if is_alone else f"{host}-{port}"
+        peers = Peers(
+            listen=f"{plan.host}:{port + _ROUTES_ABOVE}",
+            routes=[route for other, route in routes.items() if other != member],
+            password=password,
+            advertise=routes[member],
+        )
+        store = plan.store if is_alone else plan.store / name
+        monitor = plan.monitor or f"127.0.0.1:{port + _MONITOR_ABOVE}"
+        own = replace(plan, name=name, port=port, store=store, monitor=monitor)
+        plans.append(replace(own, peers=peers, advertise=f"{host}:{port}"))
+    return plans
 
 
 def write_config(path: Path, plan: ServerPlan, operator: Operator) -> None:

@@ -14,8 +14,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from everstep import __version__
 from everstep.errors import EverstepError
 from everstep.runtime import one_line
@@ -23,6 +21,7 @@ from everstep.settings import wrong_mode
 from everstep_services.cli.api.location import ApiPlace, find_api
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.machine.bus_diagnosis import bus
 from everstep_services.cli.machine.rank_diagnosis import (
     Check,
     Diagnoses,
@@ -39,7 +38,6 @@ from everstep_services.cli.machine.state import find_state_dir
 
 _GIB = 1 << 30
 _SHM = "/dev/shm"  # noqa: S108  its size is read, nothing is written
-_BUS_WITHIN_S = 5.0
 _PROGRAM_WITHIN_S = 10.0
 
 
@@ -191,34 +189,6 @@ def api(invocation: Invocation) -> Diagnoses:
     trouble = wrong_mode(place.token_file) if place.token_file else None
     if trouble:
         yield Diagnosis("token", Level.WARNING, trouble, f"chmod 600 {place.token_file}")
-
-
-def bus(invocation: Invocation) -> Diagnoses:
-    from everstep_services.cli.machine.bus_settings import named_bus, server_version
-
-    named = named_bus(invocation)
-    if named is None:
-        fix = "everstep up, or set url in [bus]"
-        yield Diagnosis("bus", Level.WARNING, "no bus is known here", fix)
-        return
-    settings = msgspec.structs.replace(named, connect_within_s=_BUS_WITHIN_S)
-
-    async def examine_bus() -> str:
-        from everstep.bus import connect
-
-        async with asyncio.timeout(3 * _BUS_WITHIN_S), connect(settings, "doctor") as client:
-            await client.prove()
-            return server_version(client)
-
-    try:
-        version = asyncio.run(examine_bus())
-    except TimeoutError:
-        yield Diagnosis("bus", Level.CRITICAL, f"{settings.url} is too slow", "is it overloaded?")
-    except EverstepError as error:
-        fix = "everstep up, or set url and credentials in [bus]; then everstep bus init"
-        yield Diagnosis("bus", Level.CRITICAL, one_line(error), fix)
-    else:
-        yield Diagnosis("bus", Level.OK, f"{settings.url} nats-server {version}, JetStream works")
 
 
 CHECKS: tuple[Check, ...] = (

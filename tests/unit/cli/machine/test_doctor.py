@@ -7,7 +7,7 @@ import pytest
 
 from everstep.errors import EverstepError
 from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.machine import doctor
+from everstep_services.cli.machine import bus_diagnosis, doctor
 from everstep_services.cli.machine.doctor import examine, worst
 from everstep_services.cli.machine.rank_diagnosis import Diagnoses, Diagnosis, Level
 
@@ -76,6 +76,6 @@ def test_an_api_that_is_named_but_away_is_critical(tmp_path: Path) -> None:
 def test_a_bus_that_is_named_but_away_is_critical(tmp_path: Path) -> None:
     """A closed port of the bus is named (A1.5)."""
     environ = {"HOME": str(tmp_path), "EVERSTEP_BUS__URL": "nats://127.0.0.1:1"}
-    (found,) = doctor.bus(Invocation(environ=environ))
+    (found,) = bus_diagnosis.bus(Invocation(environ=environ))
     assert found.level is Level.CRITICAL
     assert "127.0.0.1:1" in found.text

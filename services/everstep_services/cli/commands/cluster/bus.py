@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ _VALID = click.option(
 )
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LEFT_WITHIN_S = 30.0
+_CONFIG = "configuration of nats-server"
+_TLS_FILES = ("server.pem", "server.key", "ca.pem")
 
 
 @click.group()
@@ -67,6 +70,19 @@ def command() -> None:
     help="How often the store is fsync'd; `2m` does not survive power cuts.",
 )
 @click.option("--max-store-gib", type=click.IntRange(1), default=20, show_default=True)
+@click.option(
+    "--cluster",
+    "members",
+    help="HOST[:PORT] of each server, with commas: one configuration each, named after its host.",
+)
+@click.option(
+    "--tls",
+    type=click.Path(path_type=Path, file_okay=False),
+    is_flag=False,
+    flag_value="/etc/nats/tls",
+    help="TLS for clients and between servers; server.pem, server.key and ca.pem are in this "
+    "folder of each server, by default /etc/nats/tls.",
+)
 @with_common_options
 @click.pass_obj
 def setup(  # noqa: PLR0913  what differs between servers
@@ -78,8 +94,10 @@ def setup(  # noqa: PLR0913  what differs between servers
     monitor: str | None,
     sync: str,
     max_store_gib: int,
+    members: str | None,
+    tls: Path | None,
 ) -> None:
-    """Make keys, the configuration of a NATS server, and the logins of the control plane.
+    """Make keys, the configuration of each NATS server, and the logins of the control plane.
 
     Safe to repeat: existing keys stay, and so do logins that are valid for long enough. Streams of
     releases without accounts are moved to the control plane, for which the server must not run.
@@ -87,29 +105,72 @@ def setup(  # noqa: PLR0913  what differs between servers
     from everstep.bus.auth.accounts import Operator
     from everstep.bus.auth.job_access import login_file
     from everstep.bus.auth.roles import ADMIN, SERVICE
-    from everstep.bus.server.config import ServerPlan, move_streams, write_config
+    from everstep.bus.server.config import (
+        ServerPlan,
+        ServerTls,
+        cluster_plans,
+        move_streams,
+        write_config,
+    )
 
     host, port = _address(listens)
     folder = keys or Path("keys")
     operator = Operator.made(folder)
+    files = None if tls is None else ServerTls(*(tls / name for name in _TLS_FILES))
     plan = ServerPlan(
         store=store.absolute(), host=host, port=port, sync=sync, monitor=monitor,
-        max_file_bytes=max_store_gib << 30,
+        max_file_bytes=max_store_gib << 30, tls=files,
     )  # fmt: skip
-    was_moved = move_streams(plan, operator)
-    write_config(config_file, plan, operator)
-    operator.write_signers(folder / "logins")
     done: list[tuple[str, Path | str]] = [
         ("the operator's key", folder / "operator.seed"),
         ("keys of the logins service", folder / "logins"),
-        ("configuration of nats-server", config_file),
     ]
+    addresses = [_member(member, port) for member in (members or "").split(",") if member]
+    plans = {config_file: plan}
+    if members is not None:
+        plans = {
+            config_file.with_name(f"{config_file.stem}-{member.name}.json"): member
+            for member in cluster_plans(plan, addresses, operator.password_of_routes)
+        }
+    was_moved = members is None and move_streams(plan, operator)
+    for path, own in plans.items():
+        write_config(path, own, operator)
+        done.append((f"configuration of {own.name}" if addresses else _CONFIG, path))
+    operator.write_signers(folder / "logins")
     for name, valid_s in ((ADMIN, 365 * _UNITS["d"]), (SERVICE, 7 * _UNITS["d"])):
         done.append((f"login {name}", login_file(folder, operator, name, valid_s=valid_s)))
     if was_moved:
         done.append(("streams of before", f"moved to account {operator.control.public}"))
     records = [{"what": what, "where": str(where)} for what, where in done]
     print_records(invocation, "bus_setup", records, ["what", "where"])
+    for line in _next_steps(addresses, tls):
+        say(line)
+
+
+def _next_steps(addresses: Sequence[tuple[str, int]], tls: Path | None) -> list[str]:
+    """What comes after the configurations of a cluster."""
+    if not addresses:
+        return []
+    scheme, servers = "nats" if tls is None else "tls", len(addresses)
+    urls = ",".join(f"{scheme}://{host}:{port}" for host, port in addresses)
+    certificates = (
+        []
+        if tls is None
+        else [
+            f"Put {', '.join(_TLS_FILES)} into {tls} of each server: the certificate has the "
+            f"server's name, and serves as a server's and as a client's"
+        ]
+    )
+    steps = [
+        "Copy each configuration to its server only: it holds the password of the routes",
+        *certificates,
+        "Start all servers: nats-server -c FILE",
+        f"Set EVERSTEP_BUS__URL={urls}"
+        + ("" if tls is None else ", and EVERSTEP_BUS__CA_FILE to a copy of ca.pem"),
+        f"Make the streams: everstep bus init --replicas {servers}",
+        f"Set replicas = {servers} in [bus] of the services, and ask everstep doctor",
+    ]
+    return [f"{number}. {step}" for number, step in enumerate(steps, 1)]
 
 
 @command.command()
@@ -251,6 +312,13 @@ def _address(text: str) -> tuple[str, int]:
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise CliError(f"--listen {text!r} is not HOST:PORT, as 0.0.0.0:4222", Exit.USAGE)
     return host, int(port)
+
+
+def _member(text: str, port: int) -> tuple[str, int]:
+    host, _, own = text.strip().partition(":")
+    if not host or (own and not (own.isdigit() and 0 < int(own) < 65536)):
+        raise CliError(f"--cluster: {text!r} is not HOST or HOST:PORT", Exit.USAGE)
+    return host, int(own) if own else port
 
 
 def _seconds(text: str) -> int:

@@ -1,0 +1,105 @@
+"""Checks of the bus: whether it works, and whether a cluster would survive the loss of a server."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from everstep.errors import EverstepError
+from everstep.runtime import one_line
+from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.machine.rank_diagnosis import Diagnoses, Diagnosis, Level
+
+if TYPE_CHECKING:
+    from everstep.bus import BusSettings
+
+_WITHIN_S = 5.0
+_LAG_MOST = 1000
+
+
+def bus(invocation: Invocation) -> Diagnoses:
+    from everstep_services.cli.machine.bus_settings import named_bus
+
+    named = named_bus(invocation)
+    if named is None:
+        fix = "everstep up, or set url in [bus]"
+        yield Diagnosis("bus", Level.WARNING, "no bus is known here", fix)
+        return
+    settings = msgspec.structs.replace(named, connect_within_s=_WITHIN_S)
+    try:
+        text, diagnoses = asyncio.run(_examined(settings))
+    except TimeoutError:
+        yield Diagnosis("bus", Level.CRITICAL, f"{settings.url} is too slow", "is it overloaded?")
+    except EverstepError as error:
+        fix = "everstep up, or set url and credentials in [bus]; then everstep bus init"
+        yield Diagnosis("bus", Level.CRITICAL, one_line(error), fix)
+    else:
+        if not _is_broken(diagnoses):
+            yield Diagnosis("bus", Level.OK, f"{settings.url} {text}")
+        yield from diagnoses
+
+
+async def _examined(settings: "BusSettings") -> tuple[str, list[Diagnosis]]:
+    """What works there, and what is wrong with its streams."""
+    from everstep.bus import connect
+    from everstep.bus.auth.roles import job_in
+    from everstep_services.cli.machine.bus_settings import server_version
+
+    async with asyncio.timeout(3 * _WITHIN_S), connect(settings, "doctor") as client:
+        version = f"nats-server {server_version(client)}"
+        login = client.jetstream.connection.login.name
+        if job_in(login) is not None:
+            return f"{version} takes the login {login}", []
+        answer = await client.jetstream.api("STREAM.LIST")
+        streams, missing = answer.get("streams") or (), answer.get("missing") or ()
+        diagnoses = examine_streams(streams, missing, settings.replicas)
+        if not _is_broken(diagnoses):
+            await client.prove()
+        return f"{version}, JetStream works", diagnoses
+
+
+def _is_broken(diagnoses: Sequence[Diagnosis]) -> bool:
+    return any(diagnosis.level is Level.CRITICAL for diagnosis in diagnoses)
+
+
+def examine_streams(
+    streams: Sequence[dict[str, Any]], missing: Sequence[str], replicas: int
+) -> list[Diagnosis]:
+    """What the leaders of the streams report about their copies; the worst first."""
+    groups = {str(stream["config"]["name"]): stream.get("cluster") or {} for stream in streams}
+    copies = {str(it["config"]["name"]): int(it["config"]["num_replicas"]) for it in streams}
+    diagnoses: list[Diagnosis] = []
+    without = sorted({*missing, *(name for name, group in groups.items() if "leader" not in group)})
+    if without and (missing or max(copies.values(), default=1) > 1):
+        text = f"no leader: {_some(without)}; nothing can be written there"
+        diagnoses.append(
+            Diagnosis("quorum", Level.CRITICAL, text, "start the servers that are away")
+        )
+    behind: dict[str, list[str]] = {}
+    for name, group in groups.items():
+        for copy in group.get("replicas") or ():
+            if copy.get("offline") or not copy.get("current") or copy.get("lag", 0) > _LAG_MOST:
+                state = "is away" if copy.get("offline") else "lags"
+                behind.setdefault(f"{copy['name']} {state}", []).append(name)
+    for server, names in sorted(behind.items()):
+        text = f"{server}: its copies of {_some(sorted(names))} are not current"
+        fix = "start it, or wait until it has caught up; until then no other server may fail"
+        diagnoses.append(Diagnosis("servers", Level.WARNING, text, fix))
+    few = sorted(name for name, count in copies.items() if count < max(replicas, *copies.values()))
+    if few:
+        most = max(replicas, *copies.values())
+        text = f"fewer than {most} copies: {_some(few)}"
+        fix = f"everstep bus init --replicas {most}"
+        diagnoses.append(Diagnosis("copies", Level.WARNING, text, fix))
+    servers = {group["leader"] for group in groups.values() if "leader" in group}
+    servers |= {copy["name"] for group in groups.values() for copy in group.get("replicas") or ()}
+    if not diagnoses and len(servers) > 1:
+        text = f"{len(servers)} servers, all copies of {len(streams)} streams are current"
+        diagnoses.append(Diagnosis("servers", Level.OK, text))
+    return diagnoses
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
