@@ -9,7 +9,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from everstep.verdict_causes import VerdictCause
-from everstep_services.attribution.analyzers.rank_ends import first_ends, is_timeout
+from everstep_services.attribution.analyzers.rank_ends import first_ends, has_torn
 from everstep_services.attribution.domain.claims import Claim, Role
 from everstep_services.attribution.flight_recorder.analysis import FlightAnalysis
 from everstep_services.attribution.flight_recorder.folder import DumpFile, read_dumps
@@ -73,7 +73,7 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
     if report.verdict != "culprits":
         return ()
     late = incident.given_up.get("flight_recorder", {})
-    is_torn = not await asyncio.to_thread(lambda: all(map(is_timeout, first_ends(incident.case))))
+    is_torn = await asyncio.to_thread(has_torn, incident.case)
     return [
         claim
         for fault in _shown(report.faults)

@@ -63,6 +63,11 @@ def is_timeout(end: RankEnd) -> bool:
     return match is not None and match.rule.failure_class == "collective_timeout"
 
 
+def has_torn(case: Case) -> bool:
+    """Whether a rank was gone before others waited in vain: what these do explains nothing."""
+    return not all(map(is_timeout, first_ends(case)))
+
+
 def fingerprint_of(end: RankEnd) -> str:
     """The name of the failure, without its numbers and paths."""
     if end.error_name:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 
+from everstep_services.attribution.analyzers.rank_ends import has_torn
 from everstep_services.attribution.domain.claims import Claim
 from everstep_services.attribution.incident import Incident
 from everstep_services.attribution.stack_analysis.analysis import StackAnalysis
@@ -15,7 +16,7 @@ _SUSPECTS_MOST = 8
 _MORE_SUSPECTS = 0.5
 """The factor for the strength of each suspect if there are more than two."""
 _ENDING = 0.3
-"""The factor for ranks that are ending: mostly they end because others did."""
+"""The factor for ranks that are ending, or while another one has ended: mostly because of that."""
 _OWN_DOMAIN = 0.75
 """The strength of a stack's claim about the cause, relative to its claim about the place."""
 
@@ -27,7 +28,9 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
         return ()
     late = incident.given_up.get("stacks", {})
     report = await asyncio.to_thread(_report, dumps, late, incident.case.world_size or None)
-    return list(_claims(report, fact)) if report.verdict == "odd_ranks" else ()
+    if report.verdict != "odd_ranks":
+        return ()
+    return list(_claims(report, fact, await asyncio.to_thread(has_torn, incident.case)))
 
 
 def _report(dumps: Mapping[int, bytes], late: Mapping[int, str], world: int | None) -> StackReport:
@@ -39,7 +42,7 @@ def _report(dumps: Mapping[int, bytes], late: Mapping[int, str], world: int | No
     return analysis.report()
 
 
-def _claims(report: StackReport, fact: str | None) -> Iterator[Claim]:
+def _claims(report: StackReport, fact: str | None, is_torn: bool) -> Iterator[Claim]:
     suspects = report.suspects[:_SUSPECTS_MOST]
     if report.pattern == "together":
         yield Claim(
@@ -49,7 +52,7 @@ def _claims(report: StackReport, fact: str | None) -> Iterator[Claim]:
         )  # fmt: skip
         return
     parts = 1.0 if len(report.suspects) <= 2 else _MORE_SUSPECTS
-    if all(suspect.activity == "exit" for suspect in suspects):
+    if is_torn or all(suspect.activity == "exit" for suspect in suspects):
         parts *= _ENDING
     strength = min(report.confidence, 1.0) * parts
     yield Claim(
