@@ -110,7 +110,8 @@ def gathers(sizes: Mapping[int, int], pending: int) -> bytes:
 
 REFUSED = (
     b"terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
-    b"  what():  op.preamble.length <= op.nbytes. 8192 vs 8. Received data size doesn't match\n"
+    b"  what():  op.preamble.length <= op.nbytes. 8192 vs 8. Received data size doesn't match "
+    b"expected size. Is there a distributed collective mismatch in your code?\n"
 )
 ABORTED = end(2, how="signal", exit_code=None, signal="SIGABRT")
 
