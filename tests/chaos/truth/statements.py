@@ -35,7 +35,8 @@ _ACCUSES = re.compile("never joined|stopped first|differs? from|left early|had e
 _ASIDE = re.compile(
     r"^(?:not |perhaps |missing|failed, too|past their limits|its log|-\d\.\d\d "
     r"|(?:log|page|process|flight_recorder|stacks|kernel_log|cgroup|environment) )"
-    r"|lost a rank|waits? |wait for|do other things|reports|of rank \d|is over on|\d+ ranks? "
+    r"|the limit there is|Stalled rank|lost a rank|waits? |wait for|do other things|reports"
+    r"|of rank \d|is over on|\d+ ranks? "
     r"|it has less evidence|console .*waits |evidence\.summary|missing|alternatives|<td>|<h3>|<li>"
 )
 """Sentences, with their places, that list ranks, or tell what they were seen to do."""

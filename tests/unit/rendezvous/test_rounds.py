@@ -80,6 +80,17 @@ def test_a_dead_rank_ends_the_round_and_the_same_nodes_form_the_next() -> None:
     assert [fact.outcome for fact in world.of(IncidentClosed)] == ["recovered"]
 
 
+def test_nodes_that_are_lost_together_are_all_told() -> None:
+    world = World(spec(3)).started("n0", "n1", "n2")
+    world.gone("n1")
+    world.gone("n2")
+    world.gone("n2")
+    assert world.doc.incident is not None
+    assert world.doc.incident.node == "n1"
+    told = [f"{node} is gone: its connection to the bus is closed" for node in ("n1", "n2")]
+    assert world.doc.incident.reason == world.doc.end_reason == "; ".join(told)
+
+
 def test_a_spare_takes_the_lost_nodes_slot_and_nobody_else_moves() -> None:
     world = World(spec(3))
     world.join("n0", "n1", "n2", "n3")

@@ -28,6 +28,8 @@ LedgerEntry = Literal[
 
 _NAMED_MOST = 100
 _SAY_EVERY_S = 1.0
+_REASON_MOST = 400
+"""A reason of this length is not made longer by further nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +216,15 @@ def _told(incident: OpenIncident, sign: Sign) -> OpenIncident:
         unsaid=facts,
         unsaid_nodes=nodes,
     )
-    if sign.weight <= incident.weight or incident.is_decided:
+    if incident.is_decided:
+        return incident
+    if sign.trigger == incident.trigger == "node_lost" and sign.weight == incident.weight:
+        is_new = sign.node != incident.node and sign.reason not in incident.reason
+        is_told = is_new and len(incident.reason) < _REASON_MOST  # nodes that fell together
+        return (
+            replace(incident, reason=f"{incident.reason}; {sign.reason}") if is_told else incident
+        )
+    if sign.weight <= incident.weight:
         return incident
     return replace(
         incident,
