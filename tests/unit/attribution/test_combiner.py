@@ -95,6 +95,8 @@ def test_an_unknown_cause_of_another_kind_supports_nothing() -> None:
     judged = combine(case(), [killed, crash], [])
     assert judged.confidence <= combine(case(), [killed], []).confidence
     assert [item.kind for item, weight in judged.evidence if weight] == ["killed"]
+    gone = claim("unknown", 0.6, kind="no_dump", role="place", ranks=(1,), says="it left no dump")
+    assert "also" not in combine(case(), [killed, crash, gone], []).reason
 
 
 def test_where_ranks_stand_that_end_because_of_others_is_no_place() -> None:

@@ -307,7 +307,7 @@ def _is_joint(other: Explanation, best: Explanation) -> bool:
     """
     if best.lead.kind == other.lead.kind == NODE_LOST:
         return True
-    ranks, bests = set(other.ranks), set(best.ranks)
+    ranks, bests = {rank for own in other.claims for rank in own.ranks}, set(best.ranks)
     is_of_them = other.cause == best.cause and bool(ranks) and ranks <= bests
     return is_of_them or (_failed_itself(other) and _failed_itself(best) and not ranks & bests)
 
