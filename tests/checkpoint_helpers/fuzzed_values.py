@@ -35,6 +35,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+import torch._subclasses.schema_check_mode  # torch loads it when it first meets some tensors
 from torch.distributed.checkpoint import filesystem, metadata
 
 from trainer_sdk.checkpoint.restore.errors import UnfitError

@@ -329,9 +329,10 @@ async def test_a_heat_map_is_kept_when_straggler_has_forgotten_its_job(
         part = heat_map_part(first, ((node, 1),), [1, 65_535])
         values = {"round": 2, "windows": part.windows, "low": 0.1, "high": 0.5, **more}
         cells = {"first_rank": first, "nodes": ((node, 1),), "cells": part.cells}
-        return make("heat_map_drawn", job="j", is_by_time=False, **cells, **values)
+        return make("heat_map_drawn", job="j", is_by_time=False, **cells | values)
 
     await api.add(*began(2), drawn(0, "old", round=1), drawn(1, "n2"), drawn(0, "n1"), found(1))
+    await api.add(drawn(0, "n1", cells="../etc"), drawn(0, "n1", nodes=(("n1", 2**40),)))
     answer = await reader.get("jobs/j/heat-map")
     length = int.from_bytes(answer.content[:4], "little")
     header = msgspec.json.decode(answer.content[4 : 4 + length])

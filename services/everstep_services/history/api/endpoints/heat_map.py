@@ -129,17 +129,29 @@ async def _recorded(context: Context, job: str) -> Sequence[HeatMapPart]:
     query = select(facts.body).where(facts.job == job, facts.kind == "heat_map_drawn")
     async with context.database.read() as connection:
         bodies = (await connection.scalars(query.order_by(facts.n.desc()).limit(_PARTS_MOST))).all()
-    drawn = [fact for body in bodies if isinstance(fact := decode(body.encode()), HeatMapDrawn)]
+    drawn = (fact for body in bodies if isinstance(fact := decode(body.encode()), HeatMapDrawn))
+    sound = [part for part in map(_part_of, drawn) if _is_sound(part)]
     parts = [
-        HeatMapPart(
-            round=fact.round, measure="own", windows=fact.windows, first_rank=fact.first_rank,
-            nodes=tuple(NodeRun(node=node, ranks=ranks) for node, ranks in fact.nodes),
-            low=fact.low, high=fact.high, cells=fact.cells, is_by_time=fact.is_by_time,
-        )
-        for fact in drawn
-        if (fact.round, fact.windows) == (drawn[0].round, drawn[0].windows)
-    ]  # fmt: skip
+        part for part in sound if (part.round, part.windows) == (sound[0].round, sound[0].windows)
+    ]
     return sorted(parts, key=lambda part: part.first_rank)
+
+
+def _part_of(fact: HeatMapDrawn) -> HeatMapPart:
+    return HeatMapPart(
+        round=fact.round, measure="own", windows=fact.windows, first_rank=fact.first_rank,
+        nodes=tuple(NodeRun(node=node, ranks=ranks) for node, ranks in fact.nodes),
+        low=fact.low, high=fact.high, cells=fact.cells, is_by_time=fact.is_by_time,
+    )  # fmt: skip
+
+
+def _is_sound(part: HeatMapPart) -> bool:
+    """Whether there is a cell for each rank and window: any job may send such a fact."""
+    try:
+        cells = base64.b64decode(part.cells, validate=True)
+    except ValueError:
+        return False
+    return len(cells) == 2 * len(part.windows) * sum(run.ranks for run in part.nodes) > 0
 
 
 def _body(
