@@ -1,0 +1,136 @@
+"""What an incident says: its cause, what was told of it, and where its time went."""
+
+import pytest
+
+from everstep.messages import IncidentClosed, IncidentOpened, StopRanks
+from tests.unit.rendezvous.world import World, names, spec
+
+
+def test_the_loss_of_a_node_is_the_cause_of_what_its_peers_reported() -> None:
+    world = World(spec(2)).started("n0", "n1")
+    world.join("n2")
+    world.report("n0", "rank_exited", fingerprint="secondary:1", exit_code=1)
+    world.gone("n1")
+    world.back("n0")
+    world.run()
+    closed = world.of(IncidentClosed)[0]
+    assert "n1 is gone" in closed.reason
+
+
+def test_sixty_four_ranks_one_raises_and_that_is_the_cause() -> None:
+    """Secondary errors that are heard first are replaced by the cause (A4.5)."""
+    world = World(spec(8)).started(*names(8))
+    for number in (3, 1, 7, 5):
+        world.report(f"n{number}", "rank_exited", fingerprint="secondary:x", exit_code=1)
+    world.report("n6", "rank_exited", fingerprint="abc", exit_code=1, rank=13)
+    incident = world.doc.incident
+    assert incident is not None
+    assert (incident.node, incident.rank, incident.fingerprint) == ("n6", 13, "abc")
+
+
+@pytest.mark.parametrize("explains", ["an exit", "the loss of a node"])
+def test_ranks_may_end_by_themselves_until_something_explains_what_they_suffer(
+    explains: str,
+) -> None:
+    world = World(spec(3)).started(*names(3))
+    world.report("n1", "rank_exited", fingerprint="secondary:x", exit_code=1)
+    world.report("n0", "rank_exited", fingerprint="secondary:y", exit_code=1)
+    if explains == "an exit":
+        world.report("n2", "rank_exited", fingerprint="abc", exit_code=1)
+    else:
+        world.gone("n2")
+    orders = [order for _, order in world.orders if isinstance(order, StopRanks)]
+    assert [order.cause_within_s for order in orders] == [0.3, 0.0]
+    world.report("n0", "rank_exited", fingerprint="abc", exit_code=1)
+    assert isinstance(world.orders[-1][1], StopRanks)
+    assert [order for _, order in world.orders if isinstance(order, StopRanks)] == orders
+
+
+def test_where_the_first_report_explains_it_nobody_waits() -> None:
+    world = World(spec(2)).started("n0", "n1")
+    world.report("n1", "rank_exited", fingerprint="abc", exit_code=1)
+    world.report("n0", "rank_exited", fingerprint="secondary:x", exit_code=1)
+    orders = [order for _, order in world.orders if isinstance(order, StopRanks)]
+    assert [order.cause_within_s for order in orders] == [0.0]
+
+
+def test_who_was_told_a_cause_is_told_the_better_one_that_follows() -> None:
+    world = World(spec(2)).started("n0", "n1")
+    world.report("n0", "rank_exited", fingerprint="abc", exit_code=1)
+    world.gone("n1")
+    world.report("n0", "rank_exited", fingerprint="abc", exit_code=1)
+    orders = [order for _, order in world.orders if isinstance(order, StopRanks)]
+    assert orders[0].reason == "n0 rank_exited"
+    assert "n1 is gone" in orders[1].reason
+    assert len(orders) == 2
+
+
+def restarted(world: World, reached: int | None, first: int | None) -> IncidentClosed:
+    """Its only rank dies after a step, and the next round makes its first step."""
+    world.report("n0", "rank_exited", exit_code=1, step=reached)
+    world.back("n0")
+    world.tick(60)
+    world.report("n0", "started")
+    world.report("n0", "first_step", step=first)
+    return world.of(IncidentClosed)[-1]
+
+
+def test_the_steps_that_a_restart_makes_again_are_counted_where_the_script_numbers_them() -> None:
+    world = World(spec(1, max_restarts=9)).started("n0")
+    closed = restarted(world, 274, 1)
+    assert closed.lost_steps == 274
+    assert "round 2 began at step 0: this script does not resume; 274 steps are made again" in (
+        closed.reason
+    )
+    assert world.order("n0").reached_step == 274
+    assert restarted(world, 100, 1).lost_steps == 100, "not what was lost before"
+    resumed = restarted(world, 120, 101)
+    assert resumed.lost_steps == 20
+    assert "round 4 went on from step 100: 20 steps are made again" in resumed.reason
+    assert restarted(world, 130, 131).lost_steps == 0
+
+
+def test_how_many_steps_are_made_again_is_not_known_if_the_script_does_not_number_them() -> None:
+    world = World(spec(1)).started("n0")
+    assert restarted(world, None, None).lost_steps is None
+
+
+def test_the_ledger_says_where_the_time_went() -> None:
+    """The phases of an incident add up to its wall time (A11.1)."""
+    world = World(spec(2)).started("n0", "n1")
+    world.report("n0", "rank_exited", exit_code=1, last_progress_age_s=0.5)
+    world.tick(0.5)
+    world.back("n0", evidence_s=0.1, stop_s=0.1)
+    world.tick(0.5)
+    world.back("n1", evidence_s=0.2, stop_s=0.3)
+    world.tick(2)
+    world.run(stepped=False)
+    world.tick(4)
+    world.report("n0", "first_step", step=1, restore_s=1.5)
+    ledger = world.of(IncidentClosed)[0].ledger
+    assert (ledger.detect_s, ledger.evidence_s, ledger.stop_s) == (0.5, 0.2, 0.3)
+    assert ledger.rendezvous_s == pytest.approx(0.5)
+    assert (ledger.start_s, ledger.restore_s, ledger.first_step_s) == (2, 1.5, 2.5)
+    assert ledger.wall_s == pytest.approx(7.5)
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_a_second_failure_before_the_first_step_belongs_to_the_same_incident(repeats: int) -> None:
+    world = World(spec(2)).started("n0", "n1")
+    began = world.now
+    world.report("n0", "rank_exited", exit_code=1, last_progress_age_s=0.5)
+    for _ in range(repeats):
+        world.tick(1)
+        world.back("n0", "n1", evidence_s=0.2, stop_s=0.3)
+        world.tick(60)
+        world.run(stepped=False)
+        world.tick(2)
+        world.report("n1", "rank_exited", exit_code=1)
+    world.back("n0", "n1")
+    world.tick(400)
+    world.run()
+    closed = world.of(IncidentClosed)
+    assert len(world.of(IncidentOpened)) == len(closed) == 1
+    assert closed[0].ledger.wall_s == pytest.approx(world.now - began + 0.5)
+    assert closed[0].ledger.detect_s == 0.5
+    assert closed[0].next_round == world.doc.round
