@@ -33,6 +33,21 @@ def shared_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         yield up
 
 
+@pytest.fixture(scope="module")
+def quick_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """For slow ranks: with short windows, in which only what is slow beyond noise counts."""
+    folder = tmp_path_factory.mktemp("quick-up")
+    settings = {
+        **PATIENT,
+        "EVERSTEP_STRAGGLER__WINDOW_S": "1.5",
+        "EVERSTEP_STRAGGLER__SLOWER_RATIO": "0.5",
+        "EVERSTEP_STRAGGLER__EXCLUDE_AFTER_S": "1",
+        "EVERSTEP_STRAGGLER__DRAIN_WITHIN_S": "5",
+    }
+    with failure_logs.shared("quick_up", folder), running_up(folder, **settings) as up:
+        yield up
+
+
 @pytest.fixture
 def pieces(tmp_path: Path) -> Iterator[Pieces]:
     """Server and services as processes of their own, to kill."""

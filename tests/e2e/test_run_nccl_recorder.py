@@ -3,31 +3,16 @@
 No NCCL runs here: a script answers in the shapes that torch's source gives its recorder.
 """
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.e2e import failure_logs
 from tests.e2e.cluster import Cluster
 from tests.e2e.conftest import START_WITHIN_S, NewCluster
-from tests.e2e.control_planes import PATIENT, Up, running_up
+from tests.e2e.control_planes import Up
 from tests.e2e.processes import SCRIPTS
 
 pytestmark = [pytest.mark.variant, pytest.mark.timeout(400)]
 WITHIN_S = 150.0
 LIMIT_S = 20.0
-
-
-@pytest.fixture(scope="module")
-def quick_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    folder = tmp_path_factory.mktemp("quick-up")
-    settings = {
-        **PATIENT,
-        "EVERSTEP_STRAGGLER__WINDOW_S": "1.5",
-        "EVERSTEP_STRAGGLER__SLOWER_RATIO": "0.5",
-    }
-    with failure_logs.shared("quick_up", folder), running_up(folder, **settings) as up:
-        yield up
 
 
 @pytest.fixture

@@ -3,16 +3,13 @@
 Acceptance: A6.1, A6.2, A6.5.
 """
 
-from collections.abc import Iterator
-
 import pytest
 
 from everstep_services.cli.api.client import Api
 from everstep_services.cli.errors import CliError
-from tests.e2e import failure_logs
 from tests.e2e.cluster import Body, Cluster
 from tests.e2e.conftest import NewCluster
-from tests.e2e.control_planes import PATIENT, Up, running_up
+from tests.e2e.control_planes import Up
 from tests.e2e.operators import ask
 from tests.e2e.processes import SCRIPTS
 from tests.variants import variant
@@ -23,21 +20,6 @@ NODES, EACH = 2, 2
 RANKS = NODES * EACH
 SLOW_RANK = 2
 FOUND_WITHIN_S = 90.0
-
-
-@pytest.fixture(scope="module")
-def quick_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """Windows are short, and only what is slow beyond the noise of a busy machine counts."""
-    folder = tmp_path_factory.mktemp("quick-up")
-    settings = {
-        **PATIENT,
-        "EVERSTEP_STRAGGLER__WINDOW_S": "1.5",
-        "EVERSTEP_STRAGGLER__SLOWER_RATIO": "0.5",
-        "EVERSTEP_STRAGGLER__EXCLUDE_AFTER_S": "1",
-        "EVERSTEP_STRAGGLER__DRAIN_WITHIN_S": "5",
-    }
-    with failure_logs.shared("quick_up", folder), running_up(folder, **settings) as up:
-        yield up
 
 
 @pytest.fixture
