@@ -1,7 +1,7 @@
 """Data sets that others made, and how right the analyzers are on each.
 
 A module here is a data set: its function `score(folder)` takes the folder with all foreign data and
-returns a `DataSet`, or None if the folder does not have it.
+returns a `DataSet`, several of them, or None if the folder does not have it.
 """
 
 import importlib
@@ -78,5 +78,4 @@ def data_sets(folder: Path) -> Iterator[DataSet]:
     """The scores of all data sets that the folder has."""
     for module in sorted(pkgutil.iter_modules(__path__), key=lambda module: module.name):
         scored = importlib.import_module(f"{__name__}.{module.name}").score(folder)
-        if scored is not None:
-            yield scored
+        yield from [scored] if isinstance(scored, DataSet) else scored or ()

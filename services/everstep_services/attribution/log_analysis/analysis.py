@@ -52,6 +52,7 @@ _IGNORED = "Exception ignored in"
 _SUMMARY_TRACEBACK = re.compile(r"^\s*traceback\s*: Traceback")
 _NCCL_RANK = re.compile(r"\brank (?P<rank>\d{1,7}) n[Rr]anks \d+")
 _BARE = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)): (?P<text>.*)")
+_UNSAID = re.compile(r"(?:Error|Exception): *$")
 _ENQUEUED = re.compile(r"last enqueued (?:NCCL )?work: (-?\d+)")
 _GENERAL = LogRule(
     id="python_exception",
@@ -100,6 +101,8 @@ class LogAnalysis:
         """Origins whose next traceback is harmless."""
         self._raised: dict[Origin, tuple[OriginFailures, Failure]] = {}
         """The last exception of each origin."""
+        self._unsaid: dict[Origin, tuple[OriginFailures, Failure]] = {}
+        """The exceptions whose text begins in the next line."""
         self._handled: dict[Origin, tuple[OriginFailures, Failure]] = {}
         """The exceptions whose origin has another traceback in the same chain."""
 
@@ -142,22 +145,16 @@ class LogAnalysis:
             failure, number = effect.failure, first + effect.after
             if effect.raised is not None:
                 self._see_raised(effect.raised, failure.fingerprint, number, effect.is_uncaught)
-            line = contents[effect.after]
-            kept = self._of_file(file).current.kept.get(effect.key)
+            line, attempts = contents[effect.after], self._of_file(file)
+            kept = attempts.current.kept.get(effect.key)
             if kept is None or not kept.add_again(failure, number, line):
                 failure = moved(failure, number, line, self._year)
                 kept = self._record(file, replace(effect, failure=failure))
             else:
-                self._see_again(file, effect)
+                attempts.see(effect.failure, effect.peer, self._steps_of_origins)
             if effect.raised is not None:
                 self._raised[effect.raised] = (kept, failure)
         return True
-
-    def _see_again(self, file: Origin, effect: BlockEffect) -> None:
-        attempts = self._of_file(file)
-        if effect.peer is not None:
-            attempts.current.accused[effect.peer] += 1
-        attempts.see_failure(effect.failure, self._steps_of_origins)
 
     def wants_steps(self, file: Origin) -> bool:
         """Whether the next lines about progress are needed."""
@@ -278,6 +275,10 @@ class LogAnalysis:
         if match.is_of_kernel and origin.is_of_rank and role != "cascade":
             role = "hint"
         name = fingerprint.of_rule(rule.failure_class, match.component)
+        kept, unsaid = self._unsaid.pop(origin, (None, None))
+        if kept and unsaid and number == unsaid.line + 1 and rule.severity >= unsaid.severity:
+            kept.forget(unsaid)  # this line is its text
+            self._is_plain = False
         self._keep(origin, number, line, match, role, name)
 
     def _set_enqueued(self, origin: Origin, sequence: int) -> None:
@@ -361,7 +362,10 @@ class LogAnalysis:
         key = (rank, unknown if rank is None else "")
         effect = BlockEffect(key, failure, number, peer, origin if frames else None, is_uncaught)
         self._effects.append(effect)
-        return self._record(origin, effect), failure
+        kept = self._record(origin, effect)
+        if _UNSAID.search(line):
+            self._unsaid[origin], self._is_plain = (kept, failure), False
+        return kept, failure
 
     def _record(self, file: Origin, effect: BlockEffect) -> OriginFailures:
         attempts = self._of_file(file)
@@ -372,9 +376,7 @@ class LogAnalysis:
             self._origins += 1
         kept = attempt.kept.setdefault(key, OriginFailures())
         kept.add(effect.failure)
-        if effect.peer is not None:
-            attempt.accused[effect.peer] += 1
-        attempts.see_failure(effect.failure, self._steps_of_origins)
+        attempts.see(effect.failure, effect.peer, self._steps_of_origins)
         return kept
 
     def _see_raised(self, origin: Origin, name: str, number: int, is_uncaught: bool) -> None:

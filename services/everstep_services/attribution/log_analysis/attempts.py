@@ -167,10 +167,15 @@ class FileAttempts:
         """Whether the next lines about progress are needed."""
         return self._has_failed and self._watched < _MOST_WATCHED
 
-    def see_failure(
-        self, failure: Failure, steps: Callable[[], Iterable[tuple[Origin, str]]]
+    def see(
+        self,
+        failure: Failure,
+        peer: int | None,
+        steps: Callable[[], Iterable[tuple[Origin, str]]],
     ) -> None:
-        """Take a failure; `steps` returns the lines about progress before it."""
+        """Take a failure that may accuse a rank; `steps` returns the progress lines before it."""
+        if peer is not None:
+            self.current.accused[peer] += 1
         if failure.role == "hint":
             return
         self._has_ended |= failure.role != "cascade"

@@ -34,9 +34,9 @@ _PROGRESS_WORD = re.compile(b"|".join(_PROGRESS))
 _COUNTED = re.compile(rb"(?i)(?:iter(?:ation)?|step|epoch|loss)\W{0,12}\d")
 _LOOKED_AT = 400
 _MOST_LOOKS = 512
-_MOST_SEARCHED = 2048
+_MOST_SEARCHED = 512
 _MOST_REPEATED = 256
-_MOST_BEFORE = 256
+_MOST_BEFORE = 64
 """Lines about progress before a failure, and the lines in which they are looked for."""
 _ESCAPES = re.compile(
     rb"\x1b(?:\[[0-?]{0,32}[ -/]{0,8}[@-~]|\][^\x07\x1b\n]{0,256}(?:\x07|\x1b\\)?)"
