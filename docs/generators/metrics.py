@@ -267,6 +267,8 @@ MEANINGS: Mapping[str, str] = {
     "missing acknowledgement.",
     "everstep_bus_facts_rejected_total": "Facts that the stream rejected for good; the log has "
     "each reason.",
+    "everstep_bus_unacknowledged_seconds": "How long no stream has acknowledged a write of this "
+    "process: most servers of the bus are away, or out of its reach.",
     "everstep_bus_facts_pending_bytes": "Bytes in the spool that the stream does not have yet.",
     "process_virtual_memory_bytes": "Virtual memory of the process.",
     "process_resident_memory_bytes": "Resident memory of the process.",

@@ -205,6 +205,7 @@ class NatsBus:
         levels: dict[str, float] = {
             "connected": float(self.connected),
             "beats_waiting": len(self._beats),
+            "unacknowledged_seconds": self._connection.silent_s,
         }
         if self._outbox is not None:
             now |= {f"facts_{key}": value for key, value in self._outbox.counters.items()}

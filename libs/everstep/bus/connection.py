@@ -307,6 +307,12 @@ class Connection:
         """A stream has acknowledged a message."""
         self._choice.acknowledged()
 
+    @property
+    def silent_s(self) -> float:
+        """For how long streams have not acknowledged what this process writes."""
+        since = self._choice.silent_since
+        return 0.0 if since is None else asyncio.get_running_loop().time() - since
+
     def unanswered(self, sent_at: float) -> None:
         """A message for a stream was not acknowledged since that time of the loop's clock."""
         self._consider(self._choice.unanswered(sent_at, asyncio.get_running_loop().time()))

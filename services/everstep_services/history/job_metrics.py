@@ -98,11 +98,19 @@ class JobMetrics(Collector):
         self._values = _Values()
         self._input_failures = InputFailures("metrics of jobs")
 
-    async def refresh_for_ever(self, *, is_mine: Callable[[], bool]) -> None:
-        """A loop. A replica that stands by shows no jobs, so that none is counted twice."""
+    async def refresh_for_ever(
+        self, *, is_mine: Callable[[], bool], stands_by: Callable[[], bool]
+    ) -> None:
+        """A loop. A replica that stands by shows no jobs, so that none is counted twice.
+
+        While no replica can write, the last values stay: without them, alerts would be resolved.
+        """
         while True:
             try:
-                self._values = await self.read() if is_mine() else _Values()
+                if is_mine():
+                    self._values = await self.read()
+                elif stands_by():
+                    self._values = _Values()
             except StoreError as error:
                 log.warning("job_metrics_not_read error=%s", error)
             except Exception as error:  # noqa: BLE001  a fact must not end the whole service

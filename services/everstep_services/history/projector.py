@@ -58,6 +58,8 @@ class Projector:
         self._input_failures = InputFailures("the projector")
         self._failures = 0
         self.last_commit: datetime | None = None
+        self.stands_by = True
+        """Whether another replica had the lease when this one asked last."""
 
     @property
     def is_projecting(self) -> bool:
@@ -118,6 +120,7 @@ class Projector:
             self._held = await self._bus.leases.acquire(
                 name, self._name, self._settings.lease_ttl_s
             )
+        self.stands_by = self._held is None
         if self._held is None:
             return
         self._renewed = self._clock.now()

@@ -105,7 +105,11 @@ async def opened(  # noqa: PLR0913  each is a part that its process has
                 partial(copier.copy_for_ever, is_mine=lambda: projector.is_projecting),
                 ids.keep_for_ever,
                 partial(retention.remove_for_ever, is_mine=lambda: projector.is_projecting),
-                partial(job_metrics.refresh_for_ever, is_mine=lambda: projector.is_projecting),
+                partial(
+                    job_metrics.refresh_for_ever,
+                    is_mine=lambda: projector.is_projecting,
+                    stands_by=lambda: projector.stands_by,
+                ),
                 partial(context.maintenance.act_for_ever, is_mine=lambda: projector.is_projecting),
                 context.auth.write_used_for_ever,
                 context.beats.hear_for_ever,

@@ -34,6 +34,8 @@ class ServerChoice:
         self._servers: frozenset[str] = frozenset()
         self._most = servers
         self._unanswered_since: float | None = None
+        self.silent_since: float | None = None
+        """When the first write was sent after the last one that was acknowledged."""
         self._waits = Backoff(_WAIT_FIRST_S, _WAIT_MOST_S)
         self._stays_until = 0.0
 
@@ -58,13 +60,15 @@ class ServerChoice:
 
     def acknowledged(self) -> None:
         """A write was acknowledged."""
-        self._unanswered_since = None
+        self._unanswered_since = self.silent_since = None
         self._waits.reset()
 
     def unanswered(self, sent_at: float, now: float) -> Move | None:
         """A write of that time was not acknowledged."""
         if self._unanswered_since is None:
             self._unanswered_since = sent_at
+        if self.silent_since is None:
+            self.silent_since = sent_at
         waited_s = now - self._unanswered_since
         if waited_s < self._writes_within_s:
             return None

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
+from operator import not_
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -15,7 +16,7 @@ from everstep_services.history.job_metrics import JobMetrics
 from tests.integration.conftest import Api
 from tests.unit.history.facts import make
 from tests.unit.history.goodput_trace import BEGAN, SECONDS, TRACE, started
-from tests.waiting import until_async
+from tests.waiting import turns, until_async
 
 Samples = dict[tuple[str, ...], float]
 
@@ -151,7 +152,9 @@ async def test_what_cannot_be_reckoned_ends_no_loop_and_is_read_again(
 
     monkeypatch.setattr(api.context.goodput, "segments_of_many", segments)
     monkeypatch.setattr(api.clock, "sleep", soon)
-    loop = asyncio.create_task(shown.refresh_for_ever(is_mine=lambda: True))
+    loop = asyncio.create_task(
+        shown.refresh_for_ever(is_mine=lambda: True, stands_by=lambda: False)
+    )
     try:
         found = await until_async(
             lambda: [one for family in shown.collect() for one in family.samples], "metrics"
@@ -162,3 +165,32 @@ async def test_what_cannot_be_reckoned_ends_no_loop_and_is_read_again(
     assert loop.cancelled()
     assert len(reads) > 1
     assert "j" in {one.labels["job"] for one in found}
+
+
+async def test_the_last_values_stay_until_another_replica_shows_its_own(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without them every alert would be resolved while the bus is away."""
+
+    async def soon(_: float) -> None:
+        await turns()
+
+    monkeypatch.setattr(api.clock, "sleep", soon)
+    await api.add(make("job_started", job="j", at=BEGAN))
+    shown = JobMetrics(api.database, api.context.goodput, api.context.beats, api.clock)
+    await shown.refresh()
+
+    def shows() -> bool:
+        return any(family.samples for family in shown.collect())
+
+    assert shows()
+    stands_by = False
+    async with asyncio.TaskGroup() as tasks:
+        loop = tasks.create_task(
+            shown.refresh_for_ever(is_mine=lambda: False, stands_by=lambda: stands_by)
+        )
+        await turns(10)
+        assert shows()
+        stands_by = True
+        await until_async(shows, "the other one shows them", holds=not_)
+        loop.cancel()
