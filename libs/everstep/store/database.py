@@ -18,6 +18,7 @@ from sqlalchemy.pool import AsyncAdaptedQueuePool
 
 from everstep.store.errors import (
     BadDatabaseUrlError,
+    DatabaseAwayError,
     DatabaseDamagedError,
     DatabaseFullError,
     DatabaseLockedError,
@@ -317,6 +318,7 @@ _EXPLAINED: Mapping[str, Callable[[str, str], StoreError]] = {
     "53": DatabaseUnavailableError,
     "55": DatabaseUnavailableError,
     "57": DatabaseUnavailableError,
+    "57P03": DatabaseAwayError,
     "58": DatabaseUnavailableError,
     "XX": DatabaseDamagedError,
     "22": UnstorableError,
@@ -331,7 +333,7 @@ def named_errors(place: str) -> Generator[None]:
     try:
         yield
     except TimeoutError as error:
-        raise DatabaseUnavailableError(place, "no answer in time") from error
+        raise DatabaseAwayError(place, "no answer in time") from error
     except OverflowError as error:
         raise UnstorableError(place, str(error)) from error
     except (exc.SQLAlchemyError, sqlite3.Error, OSError) as error:
@@ -357,7 +359,7 @@ def _named(error: Exception, place: str) -> StoreError | None:
     if isinstance(error, exc.TimeoutError):
         return DatabaseUnavailableError(place, "all its connections are in use")
     if isinstance(cause, OSError):
-        return DatabaseUnavailableError(place, cause.strerror or str(cause) or "no connection")
+        return DatabaseAwayError(place, cause.strerror or str(cause) or "no connection")
     lost = isinstance(error, exc.DBAPIError) and error.connection_invalidated
     if lost or isinstance(error, exc.InterfaceError):
         return DatabaseUnavailableError(place, _first_line(cause))

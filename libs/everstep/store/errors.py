@@ -34,6 +34,10 @@ class DatabaseUnavailableError(StoreError):
         )
 
 
+class DatabaseAwayError(DatabaseUnavailableError):
+    """Nothing answers there, or a server that is still starting: it may come by itself."""
+
+
 class DatabaseFullError(StoreError):
     """There is no room left for the database."""
 

@@ -21,7 +21,7 @@ from everstep.store.log import FactLog
 from everstep_services.history.commands import make_token, rebuild
 from everstep_services.history.notifications.settings import NotifySettings
 from everstep_services.history.projections.fold import fold
-from everstep_services.history.replica import open_history, opened
+from everstep_services.history.replica import is_database_there, open_history, opened
 from everstep_services.history.settings import ApiSettings, HistorySettings
 
 
@@ -60,6 +60,8 @@ async def _serve(loaded: Loaded, stop: asyncio.Event) -> None:
     watched = listen(observe.host, observe.port, remedy="choose another port in [observe]")
     settings, bus = loaded.section(HistorySettings), loaded.section(BusSettings)
     notify = loaded.section(NotifySettings)
+    if not await is_database_there(settings, stop):
+        return
     async with opened(settings, api, bus, listener, api.first_token_file, notify) as parts:
         await serve_parts("history", observe, watched, parts, stop)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -10,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from everstep import subjects
+from everstep.backoff import Backoff
 from everstep.bus import BusSettings, connect, topology
 from everstep.bus.derived_ids import DerivedIds
 from everstep.clock import Clock, SystemClock
@@ -19,6 +21,7 @@ from everstep.observe.connections import ConnectionLimits
 from everstep.observe.http import serve_asgi
 from everstep.runtime import Parts
 from everstep.store.database import Database, StoreLimits, open_database
+from everstep.store.errors import DatabaseAwayError
 from everstep.store.evidence_copies import EvidenceCopies
 from everstep.store.job_removal import JobRemovals
 from everstep.store.log import FactLog
@@ -39,8 +42,12 @@ from everstep_services.history.projector import Projector
 from everstep_services.history.retention import JobRetention
 from everstep_services.history.settings import ApiSettings, HistorySettings
 
+log = logging.getLogger(__name__)
+
 _LAST_NOTE_WITHIN_S = 5.0
 _BUS_LOOKED_AT_EVERY_S = 0.5
+_DATABASE_FIRST_S = 0.25
+_DATABASE_MOST_S = 5.0
 
 
 @asynccontextmanager
@@ -159,6 +166,24 @@ async def open_history(settings: HistorySettings) -> AsyncIterator[Database]:
     ) as database:
         await upgrade(database)
         yield database
+
+
+async def is_database_there(settings: HistorySettings, stop: asyncio.Event) -> bool:
+    """Wait until the database answers; False if the process is asked to stop before that.
+
+    An error that does not pass by itself, such as a wrong password, is raised.
+    """
+    backoff = Backoff(_DATABASE_FIRST_S, _DATABASE_MOST_S)
+    while not stop.is_set():
+        try:
+            async with open_history(settings):
+                return True
+        except DatabaseAwayError as error:
+            log.warning("history_waits_for_its_database error=%s", error)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(backoff.failed()):
+                await stop.wait()
+    return False
 
 
 async def _announce_bus_for_ever(

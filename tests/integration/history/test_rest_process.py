@@ -174,6 +174,46 @@ async def test_a_bus_that_is_frozen_is_noticed_and_told(service: Service, nats: 
             assert await bus_event(events) == {"is_connected": True}
 
 
+async def test_it_waits_for_a_database_that_comes_later(
+    environ: Mapping[str, str], postgres_url: str, tmp_path: Path
+) -> None:
+    database, _, place = postgres_url.partition("?host=")
+    later = tmp_path / "later"
+    api = free_port()
+    changed = {
+        "EVERSTEP_HISTORY__DATABASE_URL": f"{database}?host={later}",
+        "EVERSTEP_API__PORT": str(api),
+    }
+    process = await run({**environ, **changed})
+    assert process.stderr is not None
+    async with asyncio.timeout(WITHIN_S):
+        while b"history_waits_for_its_database" not in await process.stderr.readline():
+            assert process.returncode is None, "it ended"
+    await asyncio.to_thread(later.symlink_to, place)
+    service = Service(process, f"http://127.0.0.1:{api}", "", tmp_path / "token")
+    async with asyncio.TaskGroup() as tasks:
+        reading = tasks.create_task(process.stderr.read())  # or a full pipe would stop it
+        async with service.client() as client:
+            assert (await client.get("facts")).json()["items"] == []
+        process.terminate()
+        await reading
+    assert await process.wait() == 0
+
+
+@pytest.mark.variant
+async def test_it_can_be_stopped_while_it_waits_for_its_database(
+    environ: Mapping[str, str], tmp_path: Path
+) -> None:
+    url = f"postgresql://postgres@/nothing?host={tmp_path / 'nowhere'}"
+    process = await run({**environ, "EVERSTEP_HISTORY__DATABASE_URL": url})
+    assert process.stderr is not None
+    async with asyncio.timeout(WITHIN_S):
+        while b"history_waits_for_its_database" not in await process.stderr.readline():
+            assert process.returncode is None, "it ended"
+    process.terminate()
+    assert (await finished(process))[0] == 0
+
+
 async def test_tokens_and_rebuilds_are_commands(
     environ: Mapping[str, str], sqlite_url: str
 ) -> None:
