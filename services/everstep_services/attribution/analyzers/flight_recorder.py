@@ -76,7 +76,7 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
     is_torn = await asyncio.to_thread(has_torn, incident.case)
     return [
         claim
-        for fault in _shown(report.faults)
+        for fault in shown_faults(report.faults)
         if not (is_torn and fault.kind in _ALL_JOINED)
         and not (fault.kind == "no_dump" and any(it.rank in late for it in fault.suspects))
         for claim in _claims(fault, fact)
@@ -114,7 +114,7 @@ def _report(dumps: Mapping[int, bytes], world: int | None, differ: bool) -> Flig
     return analysis.report(sizes_differ=differ)
 
 
-def _shown(faults: Sequence[Fault]) -> Iterator[Fault]:
+def shown_faults(faults: Sequence[Fault]) -> Iterator[Fault]:
     """The first faults; the last of them says how many more there are."""
     shown, rest = faults[:MOST_FAULTS], faults[MOST_FAULTS:]
     for fault in shown:

@@ -145,15 +145,15 @@ class FaultFinder:
             )
 
     def _alone(self, absent: Sequence[int]) -> list[int]:
-        """The ranks that wait alone in a collective for all others, which wait for nobody."""
-        alone = []
-        for meeting in self._awaited_at(absent):
-            group = self._graph.groups[meeting[0]]
-            joined = [rank for rank in group.records if group.has_joined(rank, meeting[1])]
-            others = set(group.everybody()) - set(joined)
-            if len(joined) == 1 and len(others) > 1 and others <= set(absent):
-                alone += joined
-        return sorted(set(alone))
+        """The rank that waits for these; none if others wait for them, or it waits for one only."""
+        joined: set[int] = set()
+        left_out: set[int] = set()
+        for key, sequence in self._awaited_at(absent):
+            group = self._graph.groups[key]
+            joined |= {rank for rank in group.records if group.has_joined(rank, sequence)}
+            left_out |= set(group.everybody()) - joined
+        is_alone = len(joined) == 1 and len(left_out) > 1 and left_out <= set(absent)
+        return sorted(joined) if is_alone else []
 
     def _without_dump(self, rank: int) -> str:
         if rank in self._unreadable:

@@ -10,9 +10,15 @@ from typing import Any
 
 import pytest
 
+from everstep_services.attribution.analyzers.flight_recorder import shown_faults
 from everstep_services.attribution.flight_recorder.analysis import FlightAnalysis
 from everstep_services.attribution.flight_recorder.dump import read_dump
-from everstep_services.attribution.flight_recorder.report import FlightReport, lines
+from everstep_services.attribution.flight_recorder.report import (
+    Fault,
+    FlightReport,
+    Suspect,
+    lines,
+)
 from tests.fakes import device_queues
 from tests.fakes import flight_dumps as fake
 
@@ -95,3 +101,21 @@ def test_people_see_three_faults_and_a_line_for_the_rest() -> None:
     assert (len(report.faults), _culprits(report)) == (5, {0, 2, 4, 6, 8})
     assert [line[:2] for line in text if line[:2] in {"1.", "2.", "3.", "4."}] == ["1.", "2.", "3."]
     assert "… and 2 more faults, of ranks 6,8 (all by -o json)" in text
+
+
+def test_a_verdict_rests_on_three_faults_and_says_how_many_more_there_are() -> None:
+    """The lines of `everstep why` have the words of `everstep fr analyze`."""
+    faults = [
+        Fault(
+            kind="half_completed", summary=f"fault {rank}", confidence=0.6,
+            suspects=(Suspect(rank=rank, reason=""),),
+        )
+        for rank in range(5)
+    ]  # fmt: skip
+    said = [fault.summary for fault in shown_faults(faults)]
+    assert said == ["fault 0", "fault 1", "fault 2; … and 2 more faults, of ranks 3-4"]
+    assert [fault.summary for fault in shown_faults(faults[:3])] == [
+        "fault 0",
+        "fault 1",
+        "fault 2",
+    ]
