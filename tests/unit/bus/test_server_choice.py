@@ -41,11 +41,10 @@ def test_a_single_server_reports_no_addresses(choice: ServerChoice) -> None:
     assert choice.reported([], 1, is_first=False) is None
 
 
-def test_a_server_that_comes_back_gets_its_share(
-    choice: ServerChoice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_comes_back_gets_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     moves = 0
     for number in range(300):
+        choice = ServerChoice(3, writes_within_s=10.0, jitter_s=1.0)
         monkeypatch.setattr(random, "random", lambda number=number: number / 300)
         choice.reported(ALL[:2], 0, is_first=True)
         move = choice.reported(ALL, 1, is_first=False)
@@ -53,6 +52,15 @@ def test_a_server_that_comes_back_gets_its_share(
             assert move.to == "c:1"
             moves += 1
     assert moves == 100
+
+
+def test_the_others_have_not_come_back_to_a_server_that_finds_them(choice: ServerChoice) -> None:
+    choice.reported(ALL[:2], 0, is_first=True)
+    move = choice.reported(ALL, 1, is_first=False)
+    assert move is not None
+    arrived = 1 + move.after_s
+    assert choice.reported(["a:1", "c:1"], arrived, is_first=True) is None
+    assert choice.reported(ALL, arrived + 1, is_first=False) is None
 
 
 def test_a_new_connection_is_no_reason_to_move_on(choice: ServerChoice) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from everstep.backoff import Backoff
 
 _SPREAD_S = 60.0
+_SETTLES_S = 10.0
 _WAIT_FIRST_S = 10.0
 _WAIT_MOST_S = 120.0
 
@@ -37,7 +38,7 @@ class ServerChoice:
         self.silent_since: float | None = None
         """When the first write was sent after the last one that was acknowledged."""
         self._waits = Backoff(_WAIT_FIRST_S, _WAIT_MOST_S)
-        self._stays_until = 0.0
+        self._stays_until = self._settles_until = 0.0
 
     def reported(self, servers: Collection[str], now: float, *, is_first: bool) -> Move | None:
         """The server reports the addresses at which clients reach it and the others.
@@ -53,9 +54,13 @@ class ServerChoice:
             return move
         self._most = max(self._most, count)
         returned = sorted(self._servers - before)
-        if is_first or not returned or random.random() * count >= len(returned):  # noqa: S311
+        if is_first or not returned or now < self._settles_until:
+            return None
+        if random.random() * count >= len(returned):  # noqa: S311
             return None
         after_s = random.uniform(0, _SPREAD_S)  # noqa: S311
+        # A server that has just come back finds the others one by one: they have not come back.
+        self._settles_until = now + after_s + _SETTLES_S
         return Move(after_s, "a server has come back", random.choice(returned))  # noqa: S311
 
     def acknowledged(self) -> None:
