@@ -114,7 +114,14 @@ class Tally:
 def _cells(row: Row) -> tuple[Any, ...]:
     took = "-" if row.verdict_s is None else f"{row.verdict_s:.1f} s"
     cause = row.cause if row.is_cause_right else f"{row.cause} (wrong)"
-    return _name(row), row.action, row.culprit, cause, str(len(row.untrue) or "-"), took
+    return (
+        _name(row),
+        row.action.partition("\n")[0][:80],
+        row.culprit,
+        cause,
+        str(len(row.untrue) or "-"),
+        took,
+    )
 
 
 def _name(row: Row) -> str:
