@@ -188,7 +188,10 @@ def _place(index: Any, at: Any) -> StoredPlace:
     path = stored["relative_path"]
     parts = path.args if type(path) is DescribedCall else (path,)
     file = "/".join(map(str, parts))
-    return StoredPlace(_fields(index)["fqn"], file, int(stored["offset"]), int(stored["length"]))
+    key = _fields(index)["fqn"]
+    if type(key) is not str:
+        raise TypeError(f"a part is of {short(key)}")
+    return StoredPlace(key, file, int(stored["offset"]), int(stored["length"]))
 
 
 def _numbers(size: Any) -> tuple[int, ...]:

@@ -17,14 +17,15 @@ import numpy as np
 import pytest
 import torch
 from msgspec.msgpack import Ext
+from torch.distributed.checkpoint import filesystem, metadata
 
 from tests.checkpoint_helpers.fuzzed_values import by_torch, described, with_pickle
 from tests.integration.checkpoints.test_values import READ, likeness
 from trainer_sdk.checkpoint.restore.errors import UnfitError
 from trainer_sdk.checkpoint.restore.torch_metadata import read_metadata
 from trainer_sdk.checkpoint.restore.values import as_bytes, harmless, read_value
-from trainer_sdk.checkpoint.storage.pickle_data import MOST_DEPTH
-from trainer_sdk.checkpoint.storage.pickled_values import why_unread
+from trainer_sdk.checkpoint.storage.pickle_data import MOST_DEPTH, UnreadableBytesError
+from trainer_sdk.checkpoint.storage.pickled_values import values_in, why_unread
 from trainer_sdk.checkpoint.storage.value_archive import KINDS as NAMES
 from trainer_sdk.checkpoint.storage.value_archive import Made, ValueArchive, with_record
 from trainer_sdk.checkpoint.value_kinds import CONTAINERS, KINDS
@@ -240,6 +241,15 @@ def test_mutated_values_do_nothing_but_give_data() -> None:
 @pytest.mark.timeout(7200)
 def test_a_million_mutated_values_do_nothing_but_give_data() -> None:
     assert sum(fuzz(1_000_000, 2).values()) > 1_000_000
+
+
+def test_a_part_of_a_tensor_whose_name_is_a_list_is_refused() -> None:
+    index = metadata.MetadataIndex("a")
+    places = {index: filesystem._StorageInfo("x", 0, 9)}
+    whole = metadata.Metadata({"a": metadata.BytesStorageMetadata()}, {}, places)
+    object.__setattr__(index, "fqn", ["a"])
+    with pytest.raises(UnreadableBytesError, match="not what torch writes: a part is of"):
+        list(values_in(pickle.dumps(whole)))
 
 
 def test_a_record_is_messagepack() -> None:
