@@ -35,6 +35,7 @@ _COUNTED = re.compile(rb"(?i)(?:iter(?:ation)?|step|epoch|loss)\W{0,12}\d")
 _LOOKED_AT = 400
 _MOST_LOOKS = 512
 _MOST_SEARCHED = 512
+_LEAST_LOUD = 8
 _MOST_REPEATED = 256
 _MOST_BEFORE = 64
 """Lines about progress before a failure, and the lines in which they are looked for."""
@@ -205,6 +206,10 @@ class LogFile:
         self.at = 0
         """The index of the line that was read last, in its chunk."""
         self._skipped = 0
+        self.may_repeat = False
+        """Whether enough lines of the chunk have words of the rules to look for repeats."""
+        self.chunk = 0
+        """The number of the chunk."""
         self._keys: list[bytes] | None = None
         self._last: deque[tuple[Sequence[bytes], Sequence[int]]] = deque(maxlen=2)
         """The lines of the last two chunks."""
@@ -246,12 +251,11 @@ class LogFile:
         self._shapes.learn(shapes, long)
         quiet = self._shapes.quiet
         self._see_progress(contents, shapes, numbers)
-        self._contents, self._of_contents, self._numbers = contents, shapes, numbers
-        self._last.append((contents, numbers))
-        self._keys = None
+        self._begin_chunk(contents, shapes, numbers)
         loud = [at for at, shape in enumerate(shapes) if shape not in quiet]
         noted: list[int] | None = None  # those, and the lines about progress
         at, end = 0, len(contents)
+        self.may_repeat = _LEAST_LOUD * len(loud) >= end
         while at < end:
             if not self.wants_all:
                 if self.wants_steps and noted is None:
@@ -265,6 +269,14 @@ class LogFile:
             yield from self._wanted(contents[at], shapes[at], numbers[at])
             at += 1 + self._skipped
             self._skipped = 0
+
+    def _begin_chunk(
+        self, contents: Sequence[bytes], shapes: Sequence[Shape], numbers: Sequence[int]
+    ) -> None:
+        self._contents, self._of_contents, self._numbers = contents, shapes, numbers
+        self._last.append((contents, numbers))
+        self._keys = None
+        self.chunk += 1
 
     def _is_noted(self, shape: Shape) -> bool:
         return shape not in self._shapes.quiet or shape in self._shapes.progress

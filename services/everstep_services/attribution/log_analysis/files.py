@@ -173,11 +173,14 @@ def _take(
     rules: LogRules,
 ) -> None:
     analysis.begin_file(origin, path, lambda: _decoded(log.progress_before()))
-    repeats, begin, first = RepeatedBlocks(), 0, 0
+    repeats, begin, first, chunk = RepeatedBlocks(), 0, 0, 0
     try:
         for line in log.loud_lines():
+            if not log.may_repeat:
+                _take_line(log, line, origin, analysis, shapes, rules)
+                continue
             if not log.wants_all:
-                begin, first = log.at, line.number
+                begin, first, chunk = log.at, line.number, log.chunk
                 again = repeats.find(log.keys, begin)
                 if again is not None and analysis.add_again(origin, again, first, log.rest):
                     log.skip(len(again.lines) - 1)
@@ -185,7 +188,7 @@ def _take(
                     continue
                 analysis.begin_block()
             _take_line(log, line, origin, analysis, shapes, rules)
-            if log.wants_all or log.at < begin or line.is_progress:
+            if log.wants_all or log.chunk != chunk or line.is_progress:
                 continue
             if block := analysis.block(log.keys[begin : log.at + 1], first):
                 repeats.add(block)

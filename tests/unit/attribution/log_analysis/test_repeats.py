@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep_services.attribution.log_analysis import files
+from everstep_services.attribution.log_analysis import chunks, files
 from everstep_services.attribution.log_analysis.repeats import RepeatedBlocks
 from tests.fakes import failure_logs
 from tests.unit.attribution.log_analysis.logs import raised, written
@@ -38,3 +38,12 @@ def test_the_answer_is_that_of_reading_everything(
     fast = files.analyze_files(truth.paths).report()
     monkeypatch.setattr(RepeatedBlocks, "find", lambda *_: None)
     assert files.analyze_files(truth.paths).report() == fast
+
+
+def test_a_block_that_a_chunk_cuts_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block is known by lines of one chunk only."""
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1000)
+    log = "".join(raised(f"KeyError: '{'abc'[turn % 3]}'", "[rank0]: ") for turn in range(60))
+    fast = written(tmp_path, job=log)
+    monkeypatch.setattr(RepeatedBlocks, "find", lambda *_: None)
+    assert written(tmp_path, job=log) == fast
