@@ -1,5 +1,6 @@
 """Real databases: SQLite in a file, and a PostgreSQL of our own, each test in a fresh one."""
 
+import importlib
 import os
 import tempfile
 import uuid
@@ -57,6 +58,7 @@ def run(
 @pytest.fixture(scope="session", autouse=True)
 def patient_databases() -> Iterator[None]:
     """Databases whose test sets no limits get the time that a test gives anything."""
+    importlib.import_module("everstep.store.record_file")  # its annotations need the class itself
     patient = partial(StoreLimits, connect_within_s=WITHIN_S, read_within_s=WITHIN_S)
     with patch.object(database_module, "StoreLimits", patient):
         yield
