@@ -87,12 +87,17 @@ class Facts:
     def codes(self, rank: int) -> set[int]:
         ends = self.scene.case.truth.ends
         own = {end for end in ends if end >= 0}
-        return own if rank in self.culprits and ends else {1, *own}
+        return own if self._is_known(rank) else {1, *own}
 
     def signals(self, rank: int) -> set[str]:
         ends = self.scene.case.truth.ends
         own = {signal.Signals(-end).name for end in ends if end < 0}
-        return own if rank in self.culprits and ends else {*_STOPS, *own}
+        return own if self._is_known(rank) else {*_STOPS, *own}
+
+    def _is_known(self, rank: int) -> bool:
+        """Whether a rank ends as the truth tells: of several incidents it may be a victim."""
+        truth = self.scene.case.truth
+        return rank in self.culprits and bool(truth.ends) and truth.incidents == 1
 
 
 def untrue(read: Sequence[Sentence], facts: Facts) -> list[str]:
@@ -133,7 +138,8 @@ def _accused(text: str, facts: Facts) -> Iterator[str]:
         return
     for clause in text.split("; "):
         victims = set(_ranks(re.search(r"ranks? \(?([\d, ]+)", clause)))
-        if "only because" in clause and victims & facts.culprits:
+        is_one = facts.scene.case.truth.incidents == 1
+        if is_one and "only because" in clause and victims & facts.culprits:
             yield f"the culprit {sorted(victims & facts.culprits)} is said to be a victim"
         if not _CONSEQUENCE.search(clause) and not re.match(r"(all ranks of )?round \d", clause):
             yield from _named(clause, facts)
