@@ -48,7 +48,7 @@ def verdict_lines(incident: Record) -> Iterator[str]:
 def _remedy(verdict: Record) -> Iterator[str]:
     if verdict["advice"]:
         yield f"  advice: {cell(advice_text(verdict['advice'], verdict['cause']))}"
-    if verdict["retry"]:
+    if verdict.get("retry"):
         yield f"  retry: {cell(retry_text(verdict['retry']))}"
     if not verdict["is_inconclusive"]:
         yield f"  what to do: {_PAGE.format(cell(verdict['cause']).replace('_', '-'))}"
