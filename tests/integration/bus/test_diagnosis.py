@@ -239,7 +239,7 @@ async def test_a_missing_stream_has_its_name(nats: DevServer, job: str) -> None:
     async with connect(nats.settings("service"), "test") as bus:
         with pytest.raises(NoStreamError, match="KV_ROUNDS does not exist .* `everstep bus init`"):
             await bus.documents("ROUNDS").get(job)
-        with pytest.raises(NoLeaderError, match=r"stream for \$KV.ROUNDS.* or was never made"):
+        with pytest.raises(NoLeaderError, match=r"stream for \$KV.ROUNDS.* or it was never made"):
             await bus.documents("ROUNDS").put(job, b"", revision=0)
         async with bus.facts(None) as reader:
             with pytest.raises(NoStreamError, match="FACTS"):
