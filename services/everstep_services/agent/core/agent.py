@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from msgspec.structs import replace
+
 from everstep.incident_causes import WAITS
 from everstep.messages import (
     AwaitRound,
@@ -134,7 +136,7 @@ class Agent:
         if reply.exit_code is not None:
             dismissed = departure.answered(reply.exit_code, reply)
             return self._go(dismissed, self.limits.stop_grace_s)
-        acts = self._say_refused(reply)
+        acts = self._say_withheld() + self._say_refused(reply)
         if self._part is None:
             if self.round is None or reply.round >= self.round:  # an order may overtake an answer
                 acts += self._stand(is_spare=reply.standing == "spare")
@@ -347,10 +349,11 @@ class Agent:
         """No process of the round is left."""
         if self._part is None or self._part.round != round:
             return []
-        acts = self._say_cause(self._withheld) if self._withheld else []
         self.last_round, self.last_slot = round, self._part.order.slot
         self._part, self._is_spare = None, False
-        return acts + ([AskToJoin()] if self._departure is None else self._departure.leave(None))
+        if self._departure is None:
+            return [AskToJoin()]  # before its answer comes what our last reports have changed
+        return self._say_withheld() + self._departure.leave(None)
 
     # -- people, schedulers, time ----------------------------------------------------------------
 
@@ -429,15 +432,20 @@ class Agent:
         if order.round == self._stopped_round:  # overtaken by the order to stop
             self.last_round, self.last_slot = order.round, order.slot
             return [AskToJoin()]
+        acts = self._say_withheld()
         self._ask_at = None
         self._part = RoundPart(order, self.limits)
-        return [*([ShowLine(order.reason)] if order.restarts else []), StartRound(order)]
+        return [*acts, *([ShowLine(order.reason)] if order.restarts else []), StartRound(order)]
 
     def _stop(self, part: RoundPart | None, order: StopRanks) -> list[Action]:
         """Stop the ranks. The order may come again, with a better cause, after they stopped."""
         told = None if self._cause is None else self._cause.round
+        held = self._withheld
+        if held is not None and held.round == order.round and order.weight < held.weight:
+            order = replace(order, reason=held.reason, weight=held.weight)
         if part is None:
-            return self._say_cause(order) if told == order.round else []
+            is_known = held is not None and held.round == order.round
+            return self._say_cause(order) if is_known or told == order.round else []
         acts: list[Action] = []
         if order.cause_within_s > 0 and told != part.round:
             self._withheld = order
@@ -449,6 +457,10 @@ class Agent:
             incident=order.incident,
             wait_s=order.cause_within_s,
         )
+
+    def _say_withheld(self) -> list[Action]:
+        """Show a cause although a better one might have followed; not while ranks are stopped."""
+        return self._say_cause(self._withheld) if self._withheld and self._part is None else []
 
     def _say_cause(self, order: StopRanks) -> list[Action]:
         """Show the cause, and once more if it turns out to be a consequence of something else."""
@@ -481,7 +493,7 @@ class Agent:
         self._departure = goodbye
         if self._part is not None:
             self._part.leaves()
-        return acts
+        return self._say_withheld() + acts
 
 
 def _beside_ranks(order: RunChecks | MeasureNetwork | CollectEvidence) -> Action:

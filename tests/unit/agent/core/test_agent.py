@@ -126,7 +126,27 @@ def test_the_console_waits_for_the_cause_while_only_consequences_are_known() -> 
 def test_a_round_of_which_only_consequences_were_heard_is_said_to_be_over_all_the_same() -> None:
     agent = running()
     agent.ordered(stop(cause_within_s=0.3, reason="rank 0"))
-    assert agent.stopped(1) == [ShowLine("round 1 is over: rank 0"), AskToJoin()]
+    assert agent.stopped(1) == [AskToJoin()]
+    assert agent.joined(reply(1), now=1) == [ShowLine("round 1 is over: rank 0")]
+    assert agent.joined(reply(1), now=2) == [], "once"
+
+
+def test_the_console_hears_what_the_last_report_of_a_round_has_changed() -> None:
+    """All ranks may have ended before the order with the better cause comes."""
+    agent = running()
+    agent.ordered(stop(cause_within_s=0.3, reason="rank 0", weight=1))
+    assert agent.stopped(1) == [AskToJoin()]
+    assert agent.ordered(stop(reason="rank 1", weight=2)) == [ShowLine("round 1 is over: rank 1")]
+    assert agent.joined(reply(1), now=1) == []
+
+
+def test_an_older_order_replaces_no_better_cause_that_was_not_shown_yet() -> None:
+    agent = running()
+    agent.ordered(stop(cause_within_s=0.3, reason="rank 1", weight=2))
+    agent.ordered(stop(cause_within_s=0.3, reason="rank 0", weight=1))
+    agent.stopped(1)
+    shown = agent.interrupted(2, "SIGINT", now=1)[0]
+    assert shown == ShowLine("round 1 is over: rank 1")
 
 
 def test_a_cause_that_was_wrong_is_put_right_also_after_the_ranks_have_stopped() -> None:
