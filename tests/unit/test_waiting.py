@@ -14,6 +14,10 @@ TESTS = Path(__file__).parents[1]
 PACED = {
     "chaos/outages.py",
     "chaos/recorder.py",
+    "chaos/truth/faults.py",
+    "chaos/truth/training.py",
+    "cluster/links.py",
+    "cluster/test_drills.py",
     "corpus/injected/standstills.py",
 }
 """They make a load at a rate, let a fixed time pass, or sleep on purpose."""
