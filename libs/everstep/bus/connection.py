@@ -32,7 +32,13 @@ from everstep.bus.diagnosis import (
     explain,
     is_final,
 )
-from everstep.bus.errors import BusDeniedError, BusError, BusUnreachableError, JetStreamOffError
+from everstep.bus.errors import (
+    BusDeniedError,
+    BusError,
+    BusUnreachableError,
+    JetStreamOffError,
+    NoLeaderError,
+)
 from everstep.bus.nats_patches import Hear, PatchedClient, dispose, settle
 from everstep.bus.server.choice import Move, ServerChoice
 from everstep.bus.settings import BusSettings
@@ -201,15 +207,16 @@ class Connection:
     async def _check(self, client: Client) -> None:
         check_server(client, self._settings)
         loop = asyncio.get_running_loop()
-        until_s = loop.time() + min(JETSTREAM_WITHIN_S, self._settings.connect_within_s)
+        began, most_s = loop.time(), self._settings.connect_within_s
         while True:
             inbox = f"{self.inbox_prefix}.{client.new_inbox().rpartition('.')[2]}"
             answers = await client.subscribe(inbox, max_msgs=1)
             await self.refuse_if_denied(client, inbox)
             try:
                 return await check_account(client, self._settings, answers, self.noticing)
-            except JetStreamOffError as error:
-                if loop.time() >= until_s:
+            except (JetStreamOffError, NoLeaderError) as error:
+                is_off = isinstance(error, JetStreamOffError)
+                if loop.time() - began >= (min(JETSTREAM_WITHIN_S, most_s) if is_off else most_s):
                     raise
                 log.info("bus_waits_for_jetstream name=%s reason=%r", self._name, str(error))
             await asyncio.sleep(_ASK_JETSTREAM_S)

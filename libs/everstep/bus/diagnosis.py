@@ -24,6 +24,7 @@ from everstep.bus.errors import (
     BusUnreachableError,
     CredentialsExpiredError,
     JetStreamOffError,
+    NoLeaderError,
     ServerTooOldError,
 )
 from everstep.bus.settings import BusSettings
@@ -31,6 +32,8 @@ from everstep.bus.settings import BusSettings
 Noticing = Callable[..., AbstractContextManager[None]]
 
 OLDEST_SERVER = (2, 11)
+NOT_AVAILABLE = frozenset({10008, 10009})
+"""No server leads at this moment: while a leader is chosen, or most servers are away."""
 _ABOUT_US = "$JS.API.INFO"
 _VIOLATION = "authorization violation"
 _REFUSALS = (_VIOLATION, "authentication expired")
@@ -186,6 +189,8 @@ def _check_answer(answer: Msg, settings: BusSettings) -> None:
     if answer.headers and answer.headers.get("Status") == "503":
         raise JetStreamOffError(f"JetStream is not ready at {settings.url}")
     problem = json.loads(answer.data or b"{}").get("error")
+    if problem and problem.get("err_code") in NOT_AVAILABLE:
+        raise NoLeaderError("JetStream")
     if problem:
         raise JetStreamOffError(
             f"JetStream at {settings.url} is off for {_identity(settings)}: "

@@ -14,6 +14,7 @@ from nats.aio.msg import Msg
 
 from everstep import subjects
 from everstep.bus.connection import Connection
+from everstep.bus.diagnosis import NOT_AVAILABLE
 from everstep.bus.errors import (
     BusDeniedError,
     BusError,
@@ -34,7 +35,6 @@ IN_PROCESS = 10164
 STREAM_NOT_FOUND = 10059
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 _NO_MESSAGE = 10037
-_NOT_AVAILABLE = frozenset({10008, 10009})
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -361,7 +361,7 @@ def _refusal(stream: str, problem: Problem, verb: str = "") -> BusError:
     code = problem.err_code or problem.code
     if code == STREAM_NOT_FOUND:
         return NoStreamError(f"the stream {stream}")
-    if code in _NOT_AVAILABLE:
+    if code in NOT_AVAILABLE:
         return NoLeaderError(f"the stream {stream}")
     return BusRefusedError(verb or stream, code, problem.description or "no reason given")
 
