@@ -90,7 +90,7 @@ def test_one_ranks_images_are_too_large_and_all_go_on_without(folder: Path) -> N
         context = about(folder, (1 << 20) if group.rank else 0)
         with saving(folder, group, keeps=True, buffers=2, context=context) as rank:
             rank.save(1, STATE)
-            assert rank.finish() == [1]
+            assert rank.finish() == [1], rank.told
             assert rank.events("image") == []
             return len(refusals(rank))
 
