@@ -3,7 +3,7 @@
 import asyncio
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -34,29 +34,26 @@ class Work:
         self.writes = 0
         self.evidence: list[tuple[BlobRef, bytes]] = []
 
-    async def record(self) -> None:
+    async def at_a_rate(self, once: Callable[[], Awaitable[None]]) -> None:
         while not self._is_over:
-            await self._bus.record(msgspec.structs.replace(ended(self.facts), job=self._job))
-            self.facts += 1
+            await once()
             await asyncio.sleep(EVERY_S)
+
+    async def record(self) -> None:
+        await self._bus.record(msgspec.structs.replace(ended(self.facts), job=self._job))
+        self.facts += 1
 
     async def write(self) -> None:
         documents = self._bus.documents("CONTROL")
-        while not self._is_over:
-            try:
-                revision = await documents.put(self._job, b"x", revision=None)
-                assert (await documents.get(self._job)).revision >= revision, "it went back"
-                self.writes += 1
-            except BusError:
-                pass  # there is no leader: it goes on when there is one
-            await asyncio.sleep(EVERY_S)
+        with suppress(BusError):  # there is no leader: it goes on when there is one
+            revision = await documents.put(self._job, b"x", revision=None)
+            assert (await documents.get(self._job)).revision >= revision, "it went back"
+            self.writes += 1
 
     async def store(self) -> None:
-        while not self._is_over:
-            content = uuid.uuid4().bytes * 64
-            with suppress(BusError):  # as above
-                self.evidence.append((await self._bus.blobs.put(self._job, content), content))
-            await asyncio.sleep(EVERY_S)
+        content = uuid.uuid4().bytes * 64
+        with suppress(BusError):  # as above
+            self.evidence.append((await self._bus.blobs.put(self._job, content), content))
 
     async def goes_on(self) -> None:
         """Return once the document was written, and evidence stored."""
@@ -88,8 +85,8 @@ async def at_work(cluster: Cluster, job: str, spool: Path) -> AsyncIterator[Work
     async with connect(settings, job, spool=spool / "spool") as bus:
         work = Work(bus, job)
         async with asyncio.TaskGroup() as tasks:
-            for loop in (work.record, work.write, work.store):
-                tasks.create_task(loop())
+            for once in (work.record, work.write, work.store):
+                tasks.create_task(work.at_a_rate(once))
             await work.goes_on()
             yield work
             work.end()

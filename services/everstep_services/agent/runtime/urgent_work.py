@@ -4,18 +4,20 @@
 after a failure, services are not imported: both would share a processor, and the interpreter.
 """
 
+import asyncio
 import threading
 
 _AT_MOST_S = 1.0
-"""Of each wait: a job that fails again and again gets its services, too."""
+"""Ranks that are not back by then wait for something else, or the job is over."""
 
 _is_calm = threading.Event()
 _is_calm.set()
 
 
 def begin_urgent_work() -> None:
-    """Have other work stand back until `end_urgent_work`."""
+    """Have other work stand back until `end_urgent_work`, for a second at most."""
     _is_calm.clear()
+    asyncio.get_running_loop().call_later(_AT_MOST_S, end_urgent_work)
 
 
 def end_urgent_work() -> None:
@@ -24,5 +26,5 @@ def end_urgent_work() -> None:
 
 
 def stand_back() -> None:
-    """Wait in this thread until there is no urgent work, within a bound."""
-    _is_calm.wait(_AT_MOST_S)
+    """Wait in this thread until there is no urgent work."""
+    _is_calm.wait(_AT_MOST_S)  # the loop that would end it may be gone

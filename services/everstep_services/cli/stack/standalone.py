@@ -15,6 +15,7 @@ from everstep.runtime import DrainTimeoutError
 from everstep.settings import DEFAULT
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.runtime.main import run_agent
+from everstep_services.agent.runtime.urgent_work import end_urgent_work
 from everstep_services.cli.errors import CliError
 from everstep_services.cli.machine.state import StateDir
 from everstep_services.cli.stack.supervisor import Ready, StackPlan, run_stack
@@ -51,6 +52,7 @@ async def run_alone(
         services = tasks.create_task(_keep(ground, stop, tell, admit), name="services")
         try:
             code = await run_agent(plan, login, base)
+            end_urgent_work()  # the services may still have to be imported, to record the end
             if ground.settings.origins["history.database_url"] == DEFAULT:
                 is_on = bool(ground.settings.section(NotifySettings).targets)
                 within_s = _RECORDED_FOR_MESSAGES_WITHIN_S if is_on else _RECORDED_WITHIN_S

@@ -1,6 +1,6 @@
 """What stands back for urgent work."""
 
-import threading
+import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -21,9 +21,9 @@ def without_bound(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     end_urgent_work()
 
 
-def test_a_service_is_imported_after_urgent_work(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_service_is_imported_after_urgent_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each part looks anew: urgent work may begin at any time."""
-    order: list[str] = []
+    loop, order = asyncio.get_running_loop(), list[str]()
 
     def calm_down() -> None:
         order.append("calm")
@@ -31,20 +31,25 @@ def test_a_service_is_imported_after_urgent_work(monkeypatch: pytest.MonkeyPatch
 
     def import_module(name: str) -> None:
         order.append(name)
+        asyncio.run_coroutine_threadsafe(hurry(), loop).result(600)
+        loop.call_soon_threadsafe(calm_down)
+
+    async def hurry() -> None:
         begin_urgent_work()
-        threading.Thread(target=calm_down).start()
 
     monkeypatch.setattr("importlib.import_module", import_module)
     monkeypatch.setattr(services, "SERVICES", {"straggler": lambda _: order.append("opened")})
     monkeypatch.setattr(services, "_HEAVY", {"straggler": ("one", "two")})
-    services.imported("straggler")
+    await asyncio.to_thread(services.imported, "straggler")
     assert order == ["one", "calm", "two", "calm", "opened"]
 
 
-def test_urgent_work_without_end_holds_nothing_up_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(urgent_work, "_AT_MOST_S", 0.01)
-    begin_urgent_work()
-    stand_back()
+async def test_ranks_that_do_not_come_back_hold_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that has failed for good has its end recorded at once."""
+    with monkeypatch.context() as short:
+        short.setattr(urgent_work, "_AT_MOST_S", 0.01)
+        begin_urgent_work()
+    await asyncio.to_thread(stand_back)
 
 
 @pytest.mark.parametrize("name", services._HEAVY)
