@@ -15,7 +15,7 @@ import msgspec
 from everstep.bus import BusSettings
 from everstep.runtime import Parts
 from everstep.settings import DEFAULT, Loaded, Settings
-from everstep_services.agent.runtime.urgent_work import stand_back
+from everstep_services.agent.runtime.urgent_work import imports_stand_back
 from everstep_services.cli.machine.state import StateDir
 from everstep_services.cli.settings_sections import SECTIONS, section_class
 
@@ -45,11 +45,8 @@ def stack_sections() -> dict[str, type[Settings]]:
 
 def imported(name: str) -> Service:
     """How a service is opened. Its import stands back for ranks that are started meanwhile."""
-    for module in _HEAVY.get(name, ()):
-        stand_back()
-        importlib.import_module(module)
-    stand_back()
-    return SERVICES[name](name)
+    with imports_stand_back():
+        return SERVICES[name](name)
 
 
 def _replica(name: str) -> Service:
@@ -114,18 +111,3 @@ SERVICES: dict[str, Callable[[str], Service]] = {
     "history": _history,
 }
 """In the order of their start: first what ranks wait for, last what takes longest to import."""
-_HEAVY = {
-    "straggler": ("numpy",),
-    "history": (
-        "sqlalchemy",
-        "sqlalchemy.orm",
-        "alembic.config",
-        "everstep.store.tables",
-        "pydantic.main",
-        "fastapi",
-        "everstep_services.history.api.endpoints.incidents",
-        "everstep_services.history.dashboard.site",
-        "everstep_services.history.api.app",
-    ),
-}
-"""Parts of a service in the order of their import: each takes some hundredths of a second."""
