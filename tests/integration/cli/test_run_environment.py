@@ -175,3 +175,12 @@ def test_a_single_rank_may_use_all_threads() -> None:
     found = environment(plan(), order(ranks=1, world_size=1), 0, {"A": "b"}, PATHS)
     assert "OMP_NUM_THREADS" not in found
     assert found["A"] == "b"
+
+
+def test_a_script_that_nvrx_has_started_finds_its_variables() -> None:
+    words = ("--as-nvrx", "--infra-rank", "4")
+    found = environment(plan(*words), order(restarts=2), 0, {}, PATHS)
+    named = {name: value for name, value in found.items() if name.startswith("NVRX_")}
+    assert named == {"NVRX_CYCLE": "2", "NVRX_MEMBERSHIP": "active", "NVRX_INFRA_RANK": "4"}
+    plain = environment(plan(), order(), 0, {}, PATHS)
+    assert not any(name.startswith("NVRX_") for name in plain)

@@ -45,6 +45,19 @@ async def test_who_never_came_to_a_collective_is_named_from_the_recorders() -> N
     assert found.kind == "never_joined"
 
 
+async def test_a_port_that_nccl_has_lost_is_evidence_against_the_network() -> None:
+    """What the ranks raise is the same on both sides of the broken link."""
+    line = "n1:12:34 [0] NCCL WARN NET/IB : mlx5_0:1 Got async error event: port error\n"
+    ends = tuple(
+        raised(rank, "DistBackendError", "NCCL error: remote process exited") for rank in range(2)
+    )
+    log = {"log": pack([ArchiveMember(1, "log", line.encode())], {})}
+    found = await judged(case(ends=ends), log)
+    assert (found.cause, found.kind, found.nodes) == ("network", "rdma_port", ("n1",))
+    bug = await judged(case(ends=(*ends, raised(0, "KeyError", "'labels'"))), log)
+    assert bug.cause == "user_code", "the port was up again, or the others came by another path"
+
+
 async def test_ranks_that_call_two_groups_in_two_orders_are_all_named() -> None:
     """Whose order is the wrong one nobody can tell; that it is the script's is sure."""
     one, other = (fake.Group(str(n), f"group {n}", tuple(range(4))) for n in range(2))

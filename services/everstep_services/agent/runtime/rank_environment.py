@@ -82,6 +82,8 @@ def environment(
     if order.ranks > 1:
         variables.setdefault("OMP_NUM_THREADS", "1")
     variables |= _cpus(plan, local_rank)
+    if plan.stand_in:
+        variables |= _as_nvrx(plan, order)
     return variables | _places(plan, order, local_rank) | _devices(plan, local_rank, base) | {
         "MASTER_ADDR": order.master_address,
         "MASTER_PORT": str(order.master_port),
@@ -114,6 +116,12 @@ def _choices(plan: RunPlan, python_path: str) -> dict[str, str]:
         chosen[layout.STAND_IN_VARIABLE] = plan.stand_in
         chosen["PYTHONPATH"] = os.pathsep.join(filter(None, [_STAND_IN, python_path]))
     return chosen
+
+
+def _as_nvrx(plan: RunPlan, order: StartRanks) -> dict[str, str]:
+    """What a script that NVRx has started reads about its attempt."""
+    named = {"NVRX_CYCLE": str(order.restarts), "NVRX_MEMBERSHIP": "active"}
+    return named if plan.infra_rank is None else {**named, "NVRX_INFRA_RANK": str(plan.infra_rank)}
 
 
 def _cpus(plan: RunPlan, local_rank: int) -> dict[str, str]:

@@ -44,6 +44,8 @@ _OF_DEVICE = re.compile(
     r"(?i)\bCUDA error\b|\bcuda failure\b|AcceleratorError|cudaError|CU(?:BLAS|DNN)_STATUS"
     r"|ncclUnhandledCudaError|unhandled cuda error"
 )
+_PORT = "rdma_port"
+"""A port that a rank's NCCL has lost is its node's; where several ranks did, a switch may be it."""
 _BYTES_MOST = 64 << 20
 
 
@@ -220,7 +222,8 @@ def _claim(
     piece = pieces[failure.file]
     cause = failure.domain
     where = f"the kernel of {piece.node}" if is_kernel else _who(ranks)
-    if failure.role != "root":
+    is_port = failure.failure_class == _PORT
+    if failure.role != "root" and not is_port:
         strength *= _WEAK
     if failure.failure_class == GENERAL:
         strength *= _OF_GENERAL
@@ -230,8 +233,8 @@ def _claim(
         kind=failure.failure_class,
         says=f"{where}: {failure.means}: {failure.quote[:_QUOTED]}",
         strength=strength,
-        ranks=() if failure.failure_class in WITHOUT_CULPRIT else tuple(ranks),
-        nodes=(piece.node,) if is_of_node else (),
+        ranks=() if is_port or failure.failure_class in WITHOUT_CULPRIT else tuple(ranks),
+        nodes=(piece.node,) if is_of_node or (is_port and len(ranks) == 1) else (),
         fingerprint=failure.fingerprint,
         fact=piece.fact,
         blob=piece.blob,

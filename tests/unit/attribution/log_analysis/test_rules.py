@@ -65,6 +65,10 @@ LINES = [
     ("host_oom", "srun: error: nid001277: tasks 1-3: Out Of Memory"),
     ("peer_lost", "NCCL WARN NET/IB : Got completion from peer 10.0.0.1<44206> with status=12"),
     ("network", "mlx5_core 0000:86:00.0 ib2: Link down"),
+    ("network", "mlx5_core 0000:86:00.0: Port module event: module 0, Cable unplugged"),
+    ("rdma_port", "n1:12:34 [0] NCCL WARN NET/IB : mlx5_0:1 Got async event : port error"),
+    ("rdma_port", "n1:12:34 [0] NCCL WARN NET/IB : mlx5_0:1 Got async error event: port error"),
+    ("rdma_port", "n1:12:34 [0] NCCL WARN NET/IB : mlx5_0:1 async fatal event: local catastrophic"),
     ("node_failed", "srun: error: Node failure on gpu-17"),
     ("unschedulable", "FailedScheduling 0/9 nodes are available: 9 Insufficient nvidia.com/gpu."),
     ("configuration", "MisconfigurationException: No supported gpu backend found!"),
@@ -96,6 +100,7 @@ def test_a_line_means_its_class(failure_class: str, line: str) -> None:
         "INFO timeouts after 30 s are retried",
         "NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x0 (None) to 0x0 (-)",
         "warming up the loader",
+        "n1:12:34 [0] NCCL WARN NET/IB : mlx5_0:1 Got async error event: client reregistration",
     ],
 )
 def test_ordinary_lines_mean_nothing(line: str) -> None:
