@@ -163,6 +163,9 @@ def gist(fact: Mapping[str, Any]) -> str:
         if isinstance(each_s, int | float) and each_s:
             text += f", {duration(each_s)} a step"
         return f"{text} is saved in the tier {tier}" if isinstance(tier, str) else text
+    if fact["kind"] == "rank_exited":
+        end = body.get("signal") or f"exit code {body.get('exit_code')}"
+        return f"rank {body.get('rank')} ended: {end}"
     return str(body.get("reason") or body.get("summary") or body.get("state") or "")
 
 

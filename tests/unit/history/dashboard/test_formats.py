@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep_services.history.dashboard.formats import duration, judged, percent, size
+from everstep_services.history.dashboard.formats import duration, gist, judged, percent, size
 
 
 @given(st.floats(1e-12, 1e15))
@@ -33,3 +33,9 @@ def test_nobody_is_sure_of_a_cause_that_is_not_known() -> None:
     assert judged("unknown", 0.79) == "not known"
     assert judged("user_code", 0.79) == "user code <small>79\u202f%</small>"
     assert judged("<b>", None) == "&lt;b&gt;"
+
+
+def test_the_end_of_a_rank_says_which_rank_and_how() -> None:
+    for end, text in (({"exit_code": 0}, "exit code 0"), ({"signal": "SIGKILL"}, "SIGKILL")):
+        fact = {"kind": "rank_exited", "body": {"rank": 3, **end}}
+        assert gist(fact) == f"rank 3 ended: {text}"
