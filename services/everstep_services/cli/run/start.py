@@ -78,11 +78,18 @@ def objections(plan: RunPlan) -> Iterator[str]:
         yield f"there is no program {command.target} that may be executed"
     if command.python and shutil.which(command.python) is None:
         yield f"there is no interpreter {command.python}: correct PYTHON_EXEC"
-    for folder, option in ((plan.log_dir, "--log-dir"), (plan.state_dir, "--state-dir")):
+    yield from _about_folders(plan)
+    yield from _about_address(plan)
+
+
+def _about_folders(plan: RunPlan) -> Iterator[str]:
+    folders = [(plan.state_dir, "--state-dir")]
+    if not plan.log_dir.is_relative_to(plan.state_dir):
+        folders.append((plan.log_dir, "--log-dir"))
+    for folder, option in folders:
         place = next(path for path in (folder, *folder.parents) if path.exists())
         if not _holds_folders(place):
             yield f"nothing can be written to {place}: choose another place with {option}"
-    yield from _about_address(plan)
 
 
 def _holds_folders(place: Path) -> bool:

@@ -60,7 +60,7 @@ def test_the_launcher_of_nvrx_is_run_as_nvrx(
         (["--no-python", "no-such"], "there is no program no-such"),
         (["--log-dir", "train.py/x", "train.py"], "nothing can be written to "),
         (["--log-dir", "/proc/logs", "train.py"], "nothing can be written to /proc: "),
-        (["--state-dir", "/proc/state", "--log-dir", "l", "train.py"], "with --state-dir"),
+        (["--state-dir", "/proc/state", "train.py"], "with --state-dir"),
         (["."], "is a folder without a __main__.py"),
     ],
 )
