@@ -7,6 +7,7 @@ different names are kept, and numbers of the rest.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -17,8 +18,10 @@ from everstep_services.attribution.log_analysis.attempts import (
     Caught,
     FileAttempts,
     OriginFailures,
+    Position,
     aligned,
     moved,
+    position_of,
     whose,
 )
 from everstep_services.attribution.log_analysis.clocks import Clocks
@@ -68,6 +71,13 @@ _GENERAL = LogRule(
 )
 
 
+@lru_cache(maxsize=4096)
+def _step_of(line: str, file: Origin) -> tuple[Origin, Position | None]:
+    """Whose line about progress it is, and what it counts: many failures have the same before."""
+    origin, text = of_line(line, file)
+    return whose(origin), position_of(text)
+
+
 class LogAnalysis:
     """Takes lines of any number of files, and reports the first failure."""
 
@@ -75,6 +85,8 @@ class LogAnalysis:
         self._rules = rules
         self._ids = RankIds(world)
         self._files: dict[int, FileAttempts] = {}
+        self._attempts = FileAttempts()
+        """Those of the file that is read."""
         self._steps_before: Callable[[], Iterable[tuple[int, str]]] = tuple
         self._file = Origin(0)
         self._origins = 0
@@ -114,14 +126,8 @@ class LogAnalysis:
     ) -> None:
         """Begin with a file; `steps_before` returns the lines about progress before a line."""
         self._file = file
-        self._files[file.file] = FileAttempts(path)
+        self._attempts = self._files[file.file] = FileAttempts(path)
         self._steps_before = steps_before
-
-    def _of_file(self, origin: Origin) -> FileAttempts:
-        attempts = self._files.get(origin.file)
-        if attempts is None:
-            attempts = self._files[origin.file] = FileAttempts()
-        return attempts
 
     def begin_block(self) -> None:
         """Note where a block begins that the log may repeat."""
@@ -136,35 +142,37 @@ class LogAnalysis:
         return RepeatedBlock(lines, effects)
 
     def add_again(
-        self, file: Origin, block: RepeatedBlock, first: int, contents: Sequence[bytes]
+        self, block: RepeatedBlock, first: int, contents: Sequence[bytes], at: int
     ) -> bool:
-        """Take a repeated block that begins at a line; False if it has to be read."""
+        """Take a repeated block that begins at `contents[at]`; False if it has to be read."""
         if self._summaries or self._ignored or self._handled:
             return False
+        attempts = self._attempts
         for effect in block.effects:
             failure, number = effect.failure, first + effect.after
             if effect.raised is not None:
                 self._see_raised(effect.raised, failure.fingerprint, number, effect.is_uncaught)
-            line, attempts = contents[effect.after], self._of_file(file)
+            line = contents[at + effect.after]
             kept = attempts.current.kept.get(effect.key)
             if kept is None or not kept.add_again(failure, number, line):
                 failure = moved(failure, number, line, self._year)
-                kept = self._record(file, replace(effect, failure=failure))
+                kept = self._record(replace(effect, failure=failure))
             else:
-                attempts.see(effect.failure, effect.peer, self._steps_of_origins)
+                attempts.see(failure, effect.peer, self._steps_of_origins)
             if effect.raised is not None:
                 self._raised[effect.raised] = (kept, failure)
         return True
 
-    def wants_steps(self, file: Origin) -> bool:
+    @property
+    def wants_steps(self) -> bool:
         """Whether the next lines about progress are needed."""
-        return self._of_file(file).wants_steps
+        return self._attempts.wants_steps
 
     def add_step(self, file: Origin, line: str) -> None:
         """Take a line about progress after a failure."""
         self._is_plain = False
         origin, text = of_line(line, file)
-        self._of_file(file).see_step(whose(origin), text)
+        self._attempts.see_step(whose(origin), text)
 
     def add_progress(self, file: Origin, lines: Sequence[tuple[int, str]]) -> None:
         """Take the last lines of a file that count steps.
@@ -262,7 +270,7 @@ class LogAnalysis:
             name = fingerprint.of_exception(bare["kind"], "", bare["text"])
             self._keep(origin, number, line, Match(_GENERAL, {}), "weak", name)
             return True
-        if self._of_file(origin).see_start(text):
+        if self._attempts.see_start(text):
             self._is_plain = False
             return True
         return bool(enqueued)
@@ -270,7 +278,7 @@ class LogAnalysis:
     def _add_match(self, origin: Origin, number: int, line: str, text: str, match: Match) -> None:
         rule = match.rule
         if rule.id == "nccl_timeout" and origin.rank is not None:
-            self._add_work(origin, origin.rank, text)
+            self._add_work(origin.rank, text)
         role: Role = rule.in_the_open or rule.role
         if match.is_of_kernel and origin.is_of_rank and role != "cascade":
             role = "hint"
@@ -283,13 +291,13 @@ class LogAnalysis:
 
     def _set_enqueued(self, origin: Origin, sequence: int) -> None:
         self._is_plain = False
-        enqueued = self._of_file(origin).current.enqueued
+        enqueued = self._attempts.current.enqueued
         if origin.rank is not None and len(enqueued) < _MOST_ORIGINS:
             enqueued[origin.rank] = max(sequence, enqueued.get(origin.rank, -1))
 
-    def _add_work(self, origin: Origin, rank: int, text: str) -> None:
+    def _add_work(self, rank: int, text: str) -> None:
         self._is_plain = False
-        works = self._of_file(origin).current.works
+        works = self._attempts.current.works
         if (work := work_of(text)) and len(works) < _MOST_ORIGINS:
             works.setdefault((work[0], rank), work[1])
 
@@ -362,33 +370,31 @@ class LogAnalysis:
         key = (rank, unknown if rank is None else "")
         effect = BlockEffect(key, failure, number, peer, origin if frames else None, is_uncaught)
         self._effects.append(effect)
-        kept = self._record(origin, effect)
+        kept = self._record(effect)
         if _UNSAID.search(line):
             self._unsaid[origin], self._is_plain = (kept, failure), False
         return kept, failure
 
-    def _record(self, file: Origin, effect: BlockEffect) -> OriginFailures:
-        attempts = self._of_file(file)
-        attempt, key = attempts.current, effect.key
+    def _record(self, effect: BlockEffect) -> OriginFailures:
+        attempt, key = self._attempts.current, effect.key
         if key not in attempt.kept:
             if self._origins >= _MOST_ORIGINS:
                 key = (None, "")
             self._origins += 1
-        kept = attempt.kept.setdefault(key, OriginFailures())
+        if (kept := attempt.kept.get(key)) is None:
+            kept = attempt.kept[key] = OriginFailures()
         kept.add(effect.failure)
-        attempts.see(effect.failure, effect.peer, self._steps_of_origins)
+        self._attempts.see(effect.failure, effect.peer, self._steps_of_origins)
         return kept
 
     def _see_raised(self, origin: Origin, name: str, number: int, is_uncaught: bool) -> None:
         """Note an exception before it is kept: it may show that another attempt has begun."""
         if is_uncaught:
-            self._of_file(origin).see_uncaught(whose(origin), name)
+            self._attempts.see_uncaught(whose(origin), name)
         self._caught.add(origin, name, number)
 
-    def _steps_of_origins(self) -> Iterator[tuple[Origin, str]]:
-        for _, line in self._steps_before():
-            origin, text = of_line(line, self._file)
-            yield whose(origin), text
+    def _steps_of_origins(self) -> Iterator[tuple[Origin, Position | None]]:
+        return (_step_of(line, self._file) for _, line in self._steps_before())
 
     def report(self) -> LogReport:
         """Return the first failure of the last attempt, with its evidence."""

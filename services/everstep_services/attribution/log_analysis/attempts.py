@@ -56,28 +56,37 @@ class OriginFailures:
     def add(self, failure: Failure) -> None:
         """Take a failure: the first and the last of each name are kept."""
         name = failure.fingerprint
-        if failure.role == "cascade":
-            self.cascades[failure.failure_class] += 1
-        self.repeats[name] += 1
         if name in self.failures:
             self._last[name] = failure, failure.line, None
         elif len(self.failures) < _MOST_FAILURES:
             self.failures[name] = failure
         elif failure.role == "root":
             self._make_room(failure)
-        if len(self.repeats) > 4 * _MOST_FAILURES:
-            self.repeats = Counter(dict(self.repeats.most_common(2 * _MOST_FAILURES)))
+        self._count(failure)
 
     def add_again(self, failure: Failure, number: int, line: bytes) -> bool:
-        """Take a failure that is equal to one that is kept, but for its line; False if none is."""
+        """Take a failure that came before in another line; False if it has to be kept."""
         name = failure.fingerprint
-        if name not in self.failures:
+        if name in self.failures:
+            self._last[name] = failure, number, line
+        elif self._has_room(failure):
             return False
+        self._count(failure)
+        return True
+
+    def _has_room(self, failure: Failure) -> bool:
+        if len(self.failures) < _MOST_FAILURES:
+            return True
+        return failure.role == "root" and any(
+            kept.role != "root" for kept in self.failures.values()
+        )
+
+    def _count(self, failure: Failure) -> None:
         if failure.role == "cascade":
             self.cascades[failure.failure_class] += 1
-        self.repeats[name] += 1
-        self._last[name] = failure, number, line
-        return True
+        self.repeats[failure.fingerprint] += 1
+        if len(self.repeats) > 4 * _MOST_FAILURES:
+            self.repeats = Counter(dict(self.repeats.most_common(2 * _MOST_FAILURES)))
 
     def last(self, name: str, year: int) -> Failure | None:
         """The last failure of this name, if it came again."""
@@ -156,11 +165,8 @@ class FileAttempts:
         """The exceptions that ended a process, and how many steps had been seen by then."""
         self._seen_steps = 0
         self._watched = 0
-
-    @property
-    def current(self) -> Attempt:
+        self.current = self.attempts[-1]
         """The attempt that the lines belong to."""
-        return self.attempts[-1]
 
     @property
     def wants_steps(self) -> bool:
@@ -171,9 +177,9 @@ class FileAttempts:
         self,
         failure: Failure,
         peer: int | None,
-        steps: Callable[[], Iterable[tuple[Origin, str]]],
+        steps: Callable[[], Iterable[tuple[Origin, Position | None]]],
     ) -> None:
-        """Take a failure that may accuse a rank; `steps` returns the progress lines before it."""
+        """Take a failure that may accuse a rank; `steps` returns the positions before it."""
         if peer is not None:
             self.current.accused[peer] += 1
         if failure.role == "hint":
@@ -182,8 +188,8 @@ class FileAttempts:
         if not self._has_failed:
             self._has_failed, self._watched = True, 0
             self._before, self._fallen, self._further = {}, {}, Counter()
-            for origin, text in steps():
-                if (position := position_of(text)) is not None:
+            for origin, position in steps():
+                if position is not None:
                     self._before[origin] = position
 
     def see_uncaught(self, origin: Origin, name: str) -> None:
@@ -225,7 +231,8 @@ class FileAttempts:
 
     def _begin(self) -> None:
         self.begun += 1
-        self.attempts = [*self.attempts, Attempt()][-MOST_ATTEMPTS:]
+        self.current = Attempt()
+        self.attempts = [*self.attempts, self.current][-MOST_ATTEMPTS:]
         self._has_failed = self._has_ended = False
         self._uncaught.clear()
 

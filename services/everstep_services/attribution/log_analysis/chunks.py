@@ -36,7 +36,6 @@ _LOOKED_AT = 400
 _MOST_LOOKS = 512
 _MOST_SEARCHED = 512
 _LEAST_LOUD = 8
-_MOST_REPEATED = 256
 _MOST_BEFORE = 64
 """Lines about progress before a failure, and the lines in which they are looked for."""
 _ESCAPES = re.compile(
@@ -199,7 +198,7 @@ class LogFile:
         """Set while lines without any word are wanted too: those of a traceback."""
         self.wants_steps = False
         """Set while lines about progress are wanted too."""
-        self._contents: Sequence[bytes] = ()
+        self.contents: Sequence[bytes] = ()
         self._of_contents: Sequence[Shape] = ()
         """The lines of the chunk, and their shapes."""
         self._numbers: Sequence[int] = ()
@@ -211,6 +210,8 @@ class LogFile:
         self.chunk = 0
         """The number of the chunk."""
         self._keys: list[bytes] | None = None
+        self._progress_at: list[int] | None = None
+        """The indices of the lines about progress in the chunk."""
         self._last: deque[tuple[Sequence[bytes], Sequence[int]]] = deque(maxlen=2)
         """The lines of the last two chunks."""
 
@@ -249,58 +250,58 @@ class LogFile:
             chunk = b"\n".join(contents)
         shapes, long = _shapes(chunk)
         self._shapes.learn(shapes, long)
-        quiet = self._shapes.quiet
         self._see_progress(contents, shapes, numbers)
         self._begin_chunk(contents, shapes, numbers)
-        loud = [at for at, shape in enumerate(shapes) if shape not in quiet]
-        noted: list[int] | None = None  # those, and the lines about progress
+        loud = [at for at, shape in enumerate(shapes) if shape not in self._shapes.quiet]
+        self.may_repeat = _LEAST_LOUD * len(loud) >= len(contents)
+        yield from self._read(contents, shapes, numbers, loud)
+
+    def _read(
+        self,
+        contents: Sequence[bytes],
+        shapes: Sequence[Shape],
+        numbers: Sequence[int],
+        loud: Sequence[int],
+    ) -> Iterator[Line]:
+        """The lines of a chunk that somebody wants."""
+        quiet, progress = self._shapes.quiet, self._shapes.progress
+        noted: list[int] | None = None  # the loud ones, and the lines about progress
         at, end = 0, len(contents)
-        self.may_repeat = _LEAST_LOUD * len(loud) >= end
         while at < end:
             if not self.wants_all:
                 if self.wants_steps and noted is None:
-                    noted = [at for at, shape in enumerate(shapes) if self._is_noted(shape)]
+                    noted = [at for at in range(end) if shapes[at] in progress]
+                    noted = sorted({*noted, *loud})
                 wanted = loud if noted is None or not self.wants_steps else noted
                 following = bisect_left(wanted, at)
                 if following == len(wanted):
                     return
                 at = wanted[following]
             self.at = at
-            yield from self._wanted(contents[at], shapes[at], numbers[at])
+            content, shape = contents[at], shapes[at]
+            is_loud = shape not in quiet
+            is_step = self.wants_steps and shape in progress and _counts(content)
+            if is_loud or is_step or self.wants_all:
+                parts = self._parts(content, is_loud=is_loud)
+                for part in parts:
+                    yield Line(numbers[at], part, shape, is_step)
             at += 1 + self._skipped
             self._skipped = 0
 
     def _begin_chunk(
         self, contents: Sequence[bytes], shapes: Sequence[Shape], numbers: Sequence[int]
     ) -> None:
-        self._contents, self._of_contents, self._numbers = contents, shapes, numbers
+        self.contents, self._of_contents, self._numbers = contents, shapes, numbers
         self._last.append((contents, numbers))
-        self._keys = None
+        self._keys = self._progress_at = None
         self.chunk += 1
-
-    def _is_noted(self, shape: Shape) -> bool:
-        return shape not in self._shapes.quiet or shape in self._shapes.progress
-
-    def _wanted(self, content: bytes, shape: Shape, number: int) -> Sequence[Line]:
-        """The line, in its parts, if somebody wants it."""
-        is_loud = shape not in self._shapes.quiet
-        is_step = self.wants_steps and shape in self._shapes.progress and _counts(content)
-        if not (is_loud or is_step or self.wants_all):
-            return ()
-        parts = self._parts(content, is_loud=is_loud)
-        return [Line(number, part, shape, is_step) for part in parts]
 
     @property
     def keys(self) -> list[bytes]:
         """The lines of the chunk without times of day."""
         if self._keys is None:
-            self._keys = without_times(self._contents)
+            self._keys = without_times(self.contents)
         return self._keys
-
-    @property
-    def rest(self) -> Sequence[bytes]:
-        """The lines of the chunk from the one that was read last on."""
-        return self._contents[self.at : self.at + _MOST_REPEATED]
 
     def skip(self, lines: int) -> None:
         """Pass over lines after the one that was read last."""
@@ -319,14 +320,20 @@ class LogFile:
 
     def progress_before(self) -> Iterator[tuple[int, bytes]]:
         """The last lines about progress before the line that was read last, in their order."""
-        progress = self._shapes.progress
         until = self._numbers[self.at] if self._numbers else 0
         begin = max(0, self.at - _MOST_SEARCHED)
-        near = [
-            (self._numbers[at], self._contents[at][:_LOOKED_AT])
-            for at in range(begin, self.at)
-            if self._of_contents[at] in progress and _counts(self._contents[at])
-        ]
+        if self._progress_at is None:
+            progress = self._shapes.progress
+            self._progress_at = [
+                at for at, shape in enumerate(self._of_contents) if shape in progress
+            ]
+        end = bisect_left(self._progress_at, self.at)
+        counted = (
+            (self._numbers[at], self.contents[at][:_LOOKED_AT])
+            for at in reversed(self._progress_at[bisect_left(self._progress_at, begin) : end])
+            if _counts(self.contents[at])
+        )
+        near = [*islice(counted, _MOST_BEFORE)][::-1]
         if not near:
             near = [(number, content) for number, content in self._progress if number < until]
         return iter(near[-_MOST_BEFORE:])

@@ -182,9 +182,9 @@ def _take(
             if not log.wants_all:
                 begin, first, chunk = log.at, line.number, log.chunk
                 again = repeats.find(log.keys, begin)
-                if again is not None and analysis.add_again(origin, again, first, log.rest):
+                if again is not None and analysis.add_again(again, first, log.contents, begin):
                     log.skip(len(again.lines) - 1)
-                    log.wants_steps = analysis.wants_steps(origin)
+                    log.wants_steps = analysis.wants_steps
                     continue
                 analysis.begin_block()
             _take_line(log, line, origin, analysis, shapes, rules)
@@ -212,12 +212,12 @@ def _take_line(
     text = text.replace("\0", "")[:_MOST_CHARACTERS]
     if line.is_progress and log.wants_steps:
         analysis.add_step(origin, text)
-        log.wants_steps = analysis.wants_steps(origin)
+        log.wants_steps = analysis.wants_steps
         if not log.wants_all:
             return
     means = analysis.add(origin, line.number, text)
     log.wants_all = analysis.has_open_traceback
-    log.wants_steps = analysis.wants_steps(origin)
+    log.wants_steps = analysis.wants_steps
     if not means and not log.wants_all and rules.is_settled(text):
         shapes.silence(line.shape)
 
