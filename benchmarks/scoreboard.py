@@ -5,7 +5,7 @@
 Each data set is a module of `benchmarks/foreign`. The folder is named by --foreign or by
 EVERSTEP_FOREIGN. *Silent* means that no cause was named, *wrong rank* that the cause was right but
 not the ranks. The calibration error is the mean distance of the confidence from how often the
-answers were right, in ten bins, over all answers that were not silent.
+answers were right, in ten bins, over all answers that name a cause.
 """
 
 import argparse

@@ -21,7 +21,8 @@ class Answer:
 
     case: str
     outcome: Outcome
-    confidence: float = 0.0
+    confidence: float | None = None
+    """Of an answer that names a cause."""
     detail: str = ""
     """What was answered, for a person who looks into a mistake."""
     truth: str = ""
@@ -45,14 +46,14 @@ class DataSet:
         return sum(answer.outcome == outcome for answer in self.answers)
 
     def calibration_error(self) -> float | None:
-        """The expected calibration error of the answers that are not silent."""
-        given = [answer for answer in self.answers if answer.outcome != "silent"]
-        if not given:
-            return None
-        bins: dict[int, list[Answer]] = {}
-        for answer in given:
-            bins.setdefault(min(int(answer.confidence * _BINS), _BINS - 1), []).append(answer)
-        return sum(abs(_gap(members)) * len(members) for members in bins.values()) / len(given)
+        """The expected calibration error of the answers that name a cause."""
+        bins: dict[int, list[float]] = {}
+        for answer in self.answers:
+            if answer.outcome != "silent" and answer.confidence is not None:
+                gap = answer.confidence - (answer.outcome == "right")
+                bins.setdefault(min(int(answer.confidence * _BINS), _BINS - 1), []).append(gap)
+        given = sum(map(len, bins.values()))
+        return sum(abs(sum(gaps)) for gaps in bins.values()) / given if given else None
 
     def macro_f1(self) -> float:
         """The mean of F1 over the classes of the truth; a silent answer is none."""
@@ -67,11 +68,6 @@ class DataSet:
         ]  # fmt: skip
         right = sum(answer.truth == name for answer in answered)
         return 2 * right / (there + len(answered))
-
-
-def _gap(answers: Sequence[Answer]) -> float:
-    right = sum(answer.outcome == "right" for answer in answers)
-    return (sum(answer.confidence for answer in answers) - right) / len(answers)
 
 
 def data_sets(folder: Path) -> Iterator[DataSet]:

@@ -47,5 +47,6 @@ def _answer(folder: Path, row: Mapping[str, Any]) -> Answer:
     is_silent = report.verdict != "cause" or report.cause is None
     answer = class_of(report.cause) if report.cause is not None else ""
     outcome: Outcome = "silent" if is_silent else "right" if answer == row["class"] else "wrong"
+    confidence = report.confidence if report.verdict == "cause" else None
     detail = f"{answer or report.verdict}: {report.cause.quote[:120] if report.cause else ''}"
-    return Answer(row["log"], outcome, report.confidence, detail, row["class"], answer)
+    return Answer(row["log"], outcome, confidence, detail, row["class"], answer)

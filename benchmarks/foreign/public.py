@@ -67,7 +67,8 @@ def _answer(case: Case) -> tuple[Answer, Retry]:
     else:
         outcome = "right" if report.cause.failure_class in case.expect else "wrong"
     said = report.cause.failure_class if report.cause else ""
+    confidence = report.confidence if report.verdict == "cause" else None
     detail = (
         f"{report.verdict} {said}, retry {report.retry}, instead of {case.expect}, {case.retry}"
     )
-    return Answer(case.thread, outcome, report.confidence, detail), report.retry
+    return Answer(case.thread, outcome, confidence, detail), report.retry

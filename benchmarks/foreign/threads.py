@@ -35,5 +35,6 @@ def _answer(folder: Path, case: Mapping[str, Any]) -> Answer:
     else:
         outcome = "wrong"
     said = report.cause.failure_class if report.cause else ""
+    confidence = report.confidence if report.verdict == "cause" else None
     detail = f"{report.verdict} {said} {report.culprits} instead of {sorted(expected)}"
-    return Answer(case["name"], outcome, report.confidence, detail)
+    return Answer(case["name"], outcome, confidence, detail)

@@ -202,12 +202,12 @@ def _claims(
     if cause is None:
         return
     if report.verdict == "cause":
-        yield _claim(cause, report.confidence, report.culprits, pieces, is_kernel), cause
+        yield _claim(cause, report.weight, report.culprits, pieces, is_kernel), cause
     elif cause.role == "hint":
-        yield _claim(cause, report.confidence, (), pieces, is_kernel), cause
+        yield _claim(cause, report.weight, (), pieces, is_kernel), cause
     for alternative in report.alternatives:
         if alternative.role == "root":
-            strength = _ALTERNATIVE * report.confidence
+            strength = _ALTERNATIVE * report.weight
             ranks = () if alternative.rank is None else (alternative.rank,)
             yield _claim(alternative, strength, ranks, pieces, is_kernel), alternative
 

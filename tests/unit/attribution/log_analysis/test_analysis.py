@@ -106,10 +106,10 @@ def test_a_rank_that_went_on_did_not_end_by_its_exception(tmp_path: Path) -> Non
     caught = of_steps(0, 1, 5) + raised("TimeoutError: s3 read timed out", "[rank0]: ")
     caught += "[rank0]: retried ok\n" + of_steps(0, 5, 6) + of_steps(1, 5, 6)
     report = written(tmp_path, job=caught + raised("ZeroDivisionError: by zero", "[rank1]: "))
-    assert (report.culprits, report.confidence) == ((1,), 0.95)
+    assert (report.culprits, report.weight) == ((1,), 0.95)
     assert [other.rank for other in report.alternatives] == [0]
     alone = written(tmp_path, job=caught)
-    assert (alone.culprits, alone.confidence) == ((0,), 0.5)
+    assert (alone.culprits, alone.weight) == ((0,), 0.5)
     assert alone.missing == ("the end of the rank: it made a step after this exception",)
 
 
@@ -117,14 +117,14 @@ def test_an_exception_that_came_again_at_the_end_counts(tmp_path: Path) -> None:
     """The rank went on after the first of them, not after the last."""
     own = raised("TimeoutError: s3 read timed out", "[rank0]: ")
     report = written(tmp_path, job=of_steps(0, 1, 5) + own + of_steps(0, 5, 6) + own)
-    assert (report.culprits, report.confidence) == ((0,), 0.95)
+    assert (report.culprits, report.weight) == ((0,), 0.95)
 
 
 def test_a_summary_of_the_last_step_is_no_step(tmp_path: Path) -> None:
     """Trackers print the last step again when a script ends; other ranks finish theirs."""
     own = of_steps(0, 1, 5) + raised("KeyError: 'a'", "[rank0]: ") + of_steps(0, 4, 5)
     report = written(tmp_path, job=own + of_steps(1, 4, 6))
-    assert (report.culprits, report.confidence) == ((0,), 0.95)
+    assert (report.culprits, report.weight) == ((0,), 0.95)
 
 
 def test_ranks_that_fail_alike_are_all_named(tmp_path: Path) -> None:

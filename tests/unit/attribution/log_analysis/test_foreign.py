@@ -23,6 +23,7 @@ def test_classes_of_failed_trainings() -> None:
     scored = gpualert.score(Path(_WHERE))
     assert scored is not None
     assert scored.macro_f1() >= 0.97, mistakes(scored, "wrong", "silent")
+    assert (scored.calibration_error() or 0.0) <= 0.05
 
 
 def test_causes_that_threads_have_settled() -> None:
@@ -30,4 +31,5 @@ def test_causes_that_threads_have_settled() -> None:
     scored = threads.score(Path(_WHERE))
     assert scored is not None
     assert not mistakes(scored, "wrong", "wrong rank")
+    assert (scored.calibration_error() or 0.0) <= 0.05
     assert scored.count("right") >= 0.9 * len(scored.answers), mistakes(scored, "silent")

@@ -116,7 +116,7 @@ def timed_out(rank: int, number: int, kind: str, size: int = 8, group: str = "")
 
 
 @pytest.mark.parametrize(
-    ("works", "culprits", "confidence"),
+    ("works", "culprits", "weight"),
     [
         ([(7, "ALLREDUCE"), (7, "ALLREDUCE"), (7, "BROADCAST")], (2,), 0.9),
         ([(7, "ALLREDUCE", 8), (7, "ALLREDUCE", 9), (7, "ALLREDUCE", 8)], (1,), 0.9),
@@ -125,14 +125,14 @@ def timed_out(rank: int, number: int, kind: str, size: int = 8, group: str = "")
     ],
 )
 def test_ranks_in_different_collectives(
-    works: list[tuple[int, str]], culprits: tuple[int, ...], confidence: float, tmp_path: Path
+    works: list[tuple[int, str]], culprits: tuple[int, ...], weight: float, tmp_path: Path
 ) -> None:
     log = "".join(timed_out(rank, *work) for rank, work in enumerate(works))
     report = written(tmp_path, job=log)
     assert report.cause is not None
     assert report.cause.failure_class == "collective_mismatch"
     assert (report.verdict, report.culprits) == ("cause", culprits)
-    assert report.confidence == confidence
+    assert report.weight == weight
 
 
 @pytest.mark.parametrize(

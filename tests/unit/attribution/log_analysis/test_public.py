@@ -35,3 +35,7 @@ def test_each_thread_is_there_once_and_has_a_truth() -> None:
         "inconclusive", "python_exception", "size_mismatch",
     }  # fmt: skip
     assert {name for case in cases for name in case.expect} <= classes
+
+
+def test_the_confidence_is_how_often_answers_are_right() -> None:
+    assert (public.half("open").calibration_error() or 0.0) <= 0.05

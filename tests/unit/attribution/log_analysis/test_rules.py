@@ -230,7 +230,7 @@ def test_a_rank_does_not_write_lines_of_the_kernel(prefix: str, line: str, tmp_p
     path.write_text(path.read_text() + raised("ValueError: own bug", "[rank1]: "))
     report = analyze_files([path]).report()
     assert report.cause is not None
-    assert (report.cause.fingerprint, report.confidence) == (
+    assert (report.cause.fingerprint, report.weight) == (
         "observed:ValueError:step:own bug", 0.95,
     )  # fmt: skip
 
