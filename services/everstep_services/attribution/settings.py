@@ -58,7 +58,7 @@ class AttributionSettings(Settings, frozen=True, kw_only=True):
     """Exclude a node that verdicts name again and again, and let a spare take its slot."""
     offences: int = 2
     """The number of verdicts that make a node a repeat offender …"""
-    offences_within_s: float = 86_400.0
+    offences_within_s: float = 14 * 86_400.0
     """… when they come within this time."""
     keep_days: int = 30
     """The cases of a job are deleted this long after its end; its evidence is kept as long."""

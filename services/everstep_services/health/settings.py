@@ -71,7 +71,7 @@ class NodeSettings(Settings, frozen=True, kw_only=True):
     the policies of their probes and report the results, so allow this only where you trust the
     scripts of all jobs. Without it, such a node only leaves its job."""
     breaker_ratio: float = 0.05
-    """The share of all nodes, but at least one node, that health may exclude …"""
+    """The share of all nodes, but at least one node, that health may exclude, and each policy …"""
     breaker_window_s: float = 3600.0
     """… within this time. Beyond that, it excludes no node until this time has passed again."""
     judge_every_s: float = 10.0

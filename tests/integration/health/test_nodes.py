@@ -312,6 +312,23 @@ async def test_health_that_was_away_reads_what_was_said_meanwhile(
         assert len(await said(own, NodeExcluded)) == 1
 
 
+async def test_a_policy_excludes_only_a_share_of_the_nodes(
+    own: NatsBus, nats: DevServer, tmp_path: Path
+) -> None:
+    async with working(nats, tmp_path):
+        policy = {"by": "attribution", "origin": "service"}
+        for again in range(2):
+            done = await ask(own, "exclude", ExcludeNode, node="n1", **policy)
+            assert not done.is_refused, again
+        done = await ask(own, "exclude", ExcludeNode, node="n2", **policy)
+        assert done.is_refused
+        assert done.text.startswith("attribution has excluded 1 nodes, the most of")
+        await ask(own, "exclude", ExcludeNode, node="n3")
+        await excluded(own, "n1", "n3")
+        await ask(own, "include", IncludeNode, node="n1")
+        assert not (await ask(own, "exclude", ExcludeNode, node="n2", **policy)).is_refused
+
+
 async def test_people_exclude_and_include_and_all_of_it_is_on_record(
     own: NatsBus, nats: DevServer, tmp_path: Path
 ) -> None:

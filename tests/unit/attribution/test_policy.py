@@ -94,10 +94,30 @@ def test_a_node_that_verdicts_name_again_is_replaced() -> None:
     offence: dict[str, Any] = {"cause": "host", "nodes": ("n1",), "fingerprint": "x"}
     (found,) = due(verdict(**BROKEN), 10, [past("i8", job="other", **offence)], ON)
     assert (found.rule, found.node, found.action) == ("replace.repeat_offender", "n1", "replace")
-    assert rules(verdict(**BROKEN), 10, [past("i8", hours=25, **offence)], ON) == []
+    assert rules(verdict(**BROKEN), 10, [past("i8", hours=14 * 24 + 1, **offence)], ON) == []
     assert rules(verdict(**BROKEN), 10, [past("i8", **{**offence, "nodes": ("n2",)})], ON) == []
     assert rules(verdict(**BROKEN), 10, [past("i8", **{**offence, "cause": "data"})], ON) == []
     assert rules(verdict(**{**BROKEN, "cause": "framework"}), 1, [past("i8", **offence)], ON) == []
+
+
+@pytest.mark.parametrize("retry", ["after_change", "never"])
+def test_what_no_other_node_would_help_against_is_no_offence(retry: str) -> None:
+    offence: dict[str, Any] = {"cause": "host", "nodes": ("n1",), "fingerprint": "x"}
+    needs_change = verdict(**BROKEN, retry=retry, is_transient=False)
+    assert rules(needs_change, 10, [past("i8", **offence)], ON) == []
+    assert rules(verdict(**BROKEN), 10, [past("i8", **offence, retry=retry)], ON) == []
+    broken = verdict(**BROKEN, retry="without_node")
+    assert len(rules(broken, 10, [past("i8", **offence, retry="without_node")], ON)) == 1
+
+
+def test_one_verdict_replaces_one_node_at_most() -> None:
+    """The node with most offences; of equal ones the first."""
+    both = verdict(**{**BROKEN, "culprit_nodes": ("n1", "n2")})
+    first = past("i7", cause="host", nodes=("n1", "n2"))
+    (found,) = due(both, 10, [first], ON)
+    assert found.node == "n1"
+    (found,) = due(both, 10, [first, past("i8", cause="host", nodes=("n2",))], ON)
+    assert (found.node, found.evidence) == ("n2", ("i7", "i8"))
 
 
 def control(**values: Any) -> ControlDocument:

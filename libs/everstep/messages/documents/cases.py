@@ -222,6 +222,8 @@ class PastIncident(Part, frozen=True, kw_only=True):
     """The last step that the training had finished."""
     is_corrected: bool = False
     """A person gave this verdict."""
+    retry: str = ""
+    """Whether another attempt may succeed, as in the verdict; empty in older ones."""
 
 
 class PolicyAct(Part, frozen=True, kw_only=True):

@@ -106,6 +106,7 @@ class PastIncidents:
             nodes=fact.culprit_nodes[:_CULPRITS_MOST],
             step=step if before is None else before.step,
             is_corrected=fact.is_corrected,
+            retry=fact.retry,
         )
         while len(self._past) > _PAST_MOST:
             del self._past[next(iter(self._past))]

@@ -28,7 +28,7 @@ class PolicySwitches:
     repeat_offenders: Mode = "observe"
     offences: int = 2
     """The number of verdicts that make a node a repeat offender …"""
-    offences_within_s: float = 86_400.0
+    offences_within_s: float = 14 * 86_400.0
     """… when they came within this time."""
 
 
@@ -135,28 +135,36 @@ def _user_error(
 def _offenders(
     verdict: VerdictReached, past: Sequence[PastIncident], switches: PolicySwitches
 ) -> Iterator[Decision]:
-    """Nodes that this verdict and earlier verdicts of any job name."""
-    if verdict.cause not in NODE_CAUSES:
+    """The node that most verdicts of any job name, this one among them: one for each verdict."""
+    if not _is_offence(verdict):
         return
-    for node in verdict.culprit_nodes:
-        named = [
-            incident.incident
-            for incident in past
-            if node in incident.nodes
-            and incident.cause in NODE_CAUSES
-            and (verdict.at - incident.at).total_seconds() <= switches.offences_within_s
-        ]
-        if len(named) + 1 < switches.offences:
-            continue
-        hours = switches.offences_within_s / 3600
-        yield Decision(
-            "replace.repeat_offender",
-            switches.repeat_offenders,
-            f"{len(named) + 1} verdicts within {hours:g} h name {node}, limit {switches.offences}: "
-            f"{verdict.reason}",
-            node=node,
-            evidence=tuple(named[-8:]),
-        )
+    recent = [
+        incident
+        for incident in past
+        if _is_offence(incident)
+        and (verdict.at - incident.at).total_seconds() <= switches.offences_within_s
+    ]
+    offences = {
+        node: [incident.incident for incident in recent if node in incident.nodes]
+        for node in verdict.culprit_nodes
+    }
+    node = max(offences, key=lambda node: len(offences[node]), default="")
+    if not node or len(offences[node]) + 1 < switches.offences:
+        return
+    days = switches.offences_within_s / 86_400
+    yield Decision(
+        "replace.repeat_offender",
+        switches.repeat_offenders,
+        f"{len(offences[node]) + 1} verdicts within {days:.3g} days name {node}, limit "
+        f"{switches.offences}: {verdict.reason}",
+        node=node,
+        evidence=tuple(offences[node][-8:]),
+    )
+
+
+def _is_offence(verdict: VerdictReached | PastIncident) -> bool:
+    """Whether it speaks against its nodes: others would not help where something must change."""
+    return verdict.cause in NODE_CAUSES and verdict.retry not in {"after_change", "never"}
 
 
 def _number(values: Mapping[str, str], name: str, default: float) -> float:

@@ -9,6 +9,7 @@ from everstep.clock import Clock
 from everstep.ids import checked_name, new_id
 from everstep.messages import (
     ControlChanged,
+    ControlDocument,
     Done,
     ExcludeNode,
     Exclusion,
@@ -21,6 +22,7 @@ from everstep.messages.facts.stamp import FactHead
 from everstep.subjects import CLUSTER
 from everstep_services.health.nodes.control import (
     binds,
+    others_by,
     switched,
     value_of,
     with_exclusion,
@@ -33,6 +35,8 @@ from everstep_services.health.settings import NodeSettings
 
 _HEALTH = "health"
 _BREAKER = "breaker"
+_SERVICE = "service"
+"""The origin of what policies request: it may exclude a share of the nodes only."""
 _LONGEST_S = 10 * 365 * 86400.0
 
 
@@ -58,9 +62,17 @@ class OperatorActions:
         _check(ask)
         ttl_s = self._settings.exclude_ttl_s if ask.ttl_s is None else ask.ttl_s
         exclusion = Exclusion(node=ask.node, by=ask.by, reason=ask.reason, until=self._until(ttl_s))
-        _, after, _ = await self._control.change(
-            CLUSTER, lambda document: with_exclusion(document, exclusion)
-        )
+        most = max(1, int(self._settings.breaker_ratio * self._nodes.count()))
+
+        def edit(document: ControlDocument) -> ControlDocument:
+            made = others_by(document, exclusion, self._clock.wall())
+            is_refused = ask.origin == _SERVICE and made >= most
+            return document if is_refused else with_exclusion(document, exclusion)
+
+        _, after, _ = await self._control.change(CLUSTER, edit)
+        if exclusion not in after.exclusions:
+            why = f"{ask.by} has excluded {most} nodes, the most of {self._nodes.count()}"
+            return Done(text=f"{why}: include one first", is_refused=True)
         mode = "enforce" if binds(after) else "observe"
         self._records.keep(
             NodeExcluded(

@@ -139,6 +139,16 @@ def with_exclusion(document: ControlDocument, exclusion: Exclusion) -> ControlDo
     )
 
 
+def others_by(document: ControlDocument, exclusion: Exclusion, now: Time) -> int:
+    """The number of other nodes that the author of this exclusion keeps out now."""
+    return sum(
+        other.by == exclusion.by
+        and other.node != exclusion.node
+        and (other.until is None or other.until > now)
+        for other in document.exclusions
+    )
+
+
 def without_exclusion(document: ControlDocument, node: str) -> ControlDocument:
     """The document without exclusions of this node."""
     kept = tuple(other for other in document.exclusions if other.node != node)

@@ -131,7 +131,8 @@ class NodeService:
         self._bus = bus
         self._clock = clock
         self._records = records
-        self._count_nodes = count_nodes
+        self.count = count_nodes
+        """The number of nodes that are there."""
         self._documents = bus.documents("NODES")
         self._control = ControlDocuments(bus)
         self._seated = TrustedFacts(bus, clock, accused)
@@ -239,7 +240,7 @@ class NodeService:
         if turn.is_due:
             register.judge(now)
             scope = ExclusionScope(
-                self._count_nodes(),
+                self.count(),
                 enforces_exclusions(control),
                 enforces_probes=self._settings.exclude_by_probes and binds(control),
             )
