@@ -30,6 +30,8 @@ class AgentLink:
     def __init__(self, environ: "Mapping[str, str]") -> None:
         self.words = private_page()
         self.attached = False
+        self.starts_ranks = False
+        """Its agent has started this rank, and starts it again; others only watch."""
         self.has_session = False
         """The script has opened a session, and may count its own steps."""
         self.resumed_at = 0
@@ -83,6 +85,7 @@ class AgentLink:
         except (KeyError, OSError, ValueError):
             return  # no agent, or it is gone: the script runs all the same
         self.attach(words, wire, number, rank)
+        self.starts_ranks = True
         # A process that the script forks is not the rank, and must not speak for it.
         os.register_at_fork(after_in_child=self.detach)
 
@@ -103,7 +106,7 @@ class AgentLink:
     def detach(self) -> None:
         """Write to private memory from now on, and send nothing."""
         self.words = private_page()
-        self.attached = False
+        self.attached = self.starts_ranks = False
         self._socket = None
 
 

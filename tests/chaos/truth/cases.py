@@ -59,6 +59,7 @@ def _ends() -> Iterator[Case]:
     yield _of_rank("dead_peer", 4, 2, (*CODE, *UNKNOWN, "framework"), ABRT)
     for variant, rank in ((0, 1), (1, 2), (3, 3), (4, 0)):
         yield _of_rank("wrong_shape", variant, rank, CODE, 1, ABRT, is_loaded=variant == 0)
+    yield _of_rank("wrong_type", 0, 1, CODE, 1, ABRT)
     yield _of_rank("out_of_memory", 0, 2, (*HOST, *CODE), 1)  # by a limit of its own
     yield _of_rank("out_of_memory", 4, 1, HOST, KILL, needs="cgroup")
     yield _of_rank("missing_file", 0, 0, ("data", "configuration"), 1)

@@ -36,7 +36,17 @@ def _slows(training: Training) -> None:
     training.forward = slow  # type: ignore[method-assign]
 
 
+def _reduces_doubles(training: Training) -> None:
+    """One rank reduces as many numbers as the others, of another type."""
+    import torch
+    import torch.distributed as dist
+
+    dtype = torch.float64 if training.is_culprit else torch.float32
+    dist.all_reduce(torch.ones(1000, dtype=dtype), group=training.metrics_group)
+
+
 _OWN = {
+    ("wrong_type", 0): Injection("metrics", _reduces_doubles, runs_everywhere=True),
     ("slow", 0): Injection("prepare", _slows, runs_everywhere=False),
     ("exit", 0): Injection("forward", _exits(0), runs_everywhere=False),
     ("exit", 3): Injection("forward", _exits(3), runs_everywhere=False),

@@ -11,6 +11,7 @@ from everstep.messages import (
     CasesDocument,
     Fact,
     IncidentClosed,
+    IncidentExtended,
     Ledger,
     NodeLost,
     NodeReturned,
@@ -52,6 +53,12 @@ def stalled(rank: int, **more: Any) -> RankStalled:
 def lost(node: str) -> NodeLost:
     return NodeLost(
         **about(id=f"lost-{node}"), node=node, silence_s=9.0, limit_s=8.0, reason="silent"
+    )
+
+
+def extended(*nodes: str) -> IncidentExtended:
+    return IncidentExtended(
+        **about(id=f"extended-{len(nodes)}"), incident="i", reports=(), lost=nodes
     )
 
 
@@ -272,3 +279,14 @@ def test_an_end_that_names_its_incident_is_of_no_other_one() -> None:
     assert second is not None
     assert first.ends == ()
     assert [end.rank for end in second.ends] == [1]
+
+
+def test_nodes_that_fell_together_are_all_in_the_case_once() -> None:
+    """Health tells no loss of a node whose slot is filled before its limit has passed."""
+    again = extended("n0", "n1")
+    cases = cases_of(formed(), opened(), extended("n0"), again, again, lost("n1"))
+    signs = cases.cases[0].nodes
+    assert [(it.node, it.sign) for it in signs] == [("n0", "lost"), ("n1", "lost")]
+    assert signs[0].reason == "n0 is gone: its agent cannot be reached"
+    assert signs[1].reason == "silent"
+    assert cases_of(formed(), opened(), lost("n1"), extended("n1")).cases[0].nodes == (signs[1],)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from everstep.messages import IncidentClosed, IncidentOpened, StopRanks
+from everstep.messages import IncidentClosed, IncidentExtended, IncidentOpened, StopRanks
 from tests.unit.rendezvous.world import World, names, spec
 
 
@@ -15,6 +15,17 @@ def test_the_loss_of_a_node_is_the_cause_of_what_its_peers_reported() -> None:
     world.run()
     closed = world.of(IncidentClosed)[0]
     assert "n1 is gone" in closed.reason
+
+
+def test_nodes_that_fall_together_are_named_together() -> None:
+    world = World(spec(3)).started("n0", "n1", "n2")
+    world.report("n0", "rank_exited", fingerprint="secondary:1", exit_code=1)
+    world.gone("n1")
+    world.gone("n2")
+    world.gone("n2")
+    world.back("n0")
+    world.run()
+    assert world.of(IncidentExtended)[-1].lost == ("n1", "n2")
 
 
 def test_sixty_four_ranks_one_raises_and_that_is_the_cause() -> None:

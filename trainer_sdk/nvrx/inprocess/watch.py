@@ -119,8 +119,8 @@ class MonitorLink:
             "grace_s": wrapper.termination_grace_time.total_seconds(),
             "interval_s": wrapper.monitor_process_interval.total_seconds(),
             "logfile": _filled(wrapper.monitor_process_logfile, rank),
-            # Under an agent a lost process is the agent's: it starts all ranks again.
-            "store": None if session().is_watched else place_of(store),
+            # A lost process is the agent's if that starts all ranks again.
+            "store": None if link.starts_ranks else place_of(store),
             "path": sys.path,
             "agent": link.fileno(),
             "hung": link.line("hung", f'"limit_s":{hard_s!r}'),

@@ -209,13 +209,15 @@ class CallWrapper:
     def shutdown(self, *, is_failing: bool = False) -> None:
         """End the monitor process; the rank with the store first waits for the others.
 
-        If this rank fails, the others may train on, and need the store; under an agent they do not.
+        If this rank fails, the others may train on, and need the store; where an agent starts all
+        ranks again, they do not.
         """
+        starts_again = session()._link.starts_ranks  # noqa: SLF001 - the same package
         initial, size = self.state.initial_rank or 0, self.state.initial_world_size or 1
         within_s = self.wrapper.barrier_timeout.total_seconds()
         try:
             self._call.arrive(END, initial)
-            if initial == 0 and not (is_failing and session().is_watched):
+            if initial == 0 and not (is_failing and starts_again):
                 self._monitor.send("pause")
                 if is_failing:  # a rank that is gone with its monitor never comes
                     self._call.wait_for_the_living(END, 2 * within_s, size, session().heartbeat)
@@ -294,7 +296,8 @@ class CallWrapper:
                 if not shared.is_interrupted():  # else it follows from another rank's end
                     self.state.fn_exception = error
                     text = f"{type(error).__name__}: {error}"
-                    warn(f"{text}; all ranks restart in their processes", rank)
+                    perhaps = "perhaps because of another rank, " if _OF_PEER in text else ""
+                    warn(f"{perhaps}{text}; all ranks restart in their processes", rank)
                     shared.interrupt(rank, "EXCEPTION")
                 watch.await_abort()
         session().end_all()
@@ -306,8 +309,8 @@ class CallWrapper:
 
     def _report(self, shared: IterationStore, rank: int, took_s: float) -> None:
         """Have the agent of the rank that was the first to interrupt record the restart."""
-        if shared.first_to_interrupt() != rank:
-            return
+        if shared.lost() or shared.first_to_interrupt() != rank:
+            return  # peers of a lost rank only follow: its agent has seen its end
         error, waited_s = self.state.fn_exception, 0.0
         reason = f"raised {type(error).__name__}: {error}"
         if error is None:
@@ -378,6 +381,8 @@ class _Again(Exception):  # noqa: N818 - a step of the loop
     """All ranks have met: the next iteration begins."""
 
 
+_OF_PEER = " by peer"
+"""How gloo tells that a connection to another rank is gone."""
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _ATOMIC_POLL_S = 0.05
 _MOST_ITERATIONS = 10_000

@@ -85,6 +85,8 @@ class OpenIncident(Part, frozen=True, kw_only=True):
     """Facts of reports that no `incident_extended` has named yet, at most 100."""
     unsaid_nodes: tuple[Name, ...] = ()
     """The nodes that those facts are about."""
+    lost: tuple[Name, ...] = ()
+    """The nodes that were lost together, at most 100."""
     is_decided: bool = False
     """It is decided what follows the latest end of a round."""
     delay_s: float = 0.0

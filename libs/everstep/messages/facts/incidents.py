@@ -56,6 +56,8 @@ class IncidentExtended(IncidentFact, frozen=True, kw_only=True, tag="incident_ex
     """How many ranks are affected so far."""
     reason: str = ""
     """What the reports mean together."""
+    lost: tuple[Name, ...] = ()
+    """The nodes that were lost together, so far."""
 
 
 class EvidenceCollected(IncidentFact, frozen=True, kw_only=True, tag="evidence_collected.v1"):

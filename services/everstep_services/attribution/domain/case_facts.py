@@ -14,6 +14,7 @@ from everstep.messages import (
     Fact,
     FaultInjected,
     IncidentClosed,
+    IncidentExtended,
     IncidentOpened,
     JobEnded,
     LocatedStall,
@@ -33,7 +34,6 @@ from everstep.messages import (
     RoundFormed,
     SaveFailure,
     SlowRankSign,
-    Stall,
     StallLocated,
     StragglerCleared,
     StragglerFound,
@@ -43,10 +43,13 @@ from everstep.messages import (
 from everstep_services.attribution.domain.case_parts import (
     SHORT_MOST,
     TEXT_MOST,
+    lost_together,
     names_node,
     node_sign,
     rank_end,
+    stall_of,
     with_part,
+    without_loss,
 )
 from everstep_services.attribution.domain.case_queue import kept, shortened
 
@@ -175,6 +178,14 @@ class JobCases:
             world_size=doc.world_size if is_known else 0,
         )
 
+    def _extended(self, fact: IncidentExtended) -> str | None:
+        """Note the nodes that were lost together: health is silent about those replaced at once."""
+        case = self.case(fact.incident)
+        signs = () if case is None else lost_together(fact, case.nodes)
+        if case is None or not signs:
+            return None
+        return self._changed(replace(case, nodes=(*case.nodes, *signs)[:_SIGNS_MOST]))
+
     def _closed(self, fact: IncidentClosed) -> str:
         case = self.case(fact.incident) or self._adopted_late(fact.incident, fact.round)
         case = replace(case, outcome=fact.outcome)
@@ -217,20 +228,7 @@ class JobCases:
 
     def _stalled(self, fact: RankStalled) -> str | None:
         case = self._of(fact.round, None)
-        stall = Stall(
-            rank=fact.rank,
-            node=fact.node,
-            fact=fact.id,
-            round=fact.round,
-            phase=fact.phase,
-            waited_s=fact.waited_s,
-            limit_s=fact.limit_s,
-            section=fact.section,
-            step=fact.step,
-            signal=fact.signal,
-            blocked_in=fact.blocked_in[:SHORT_MOST],
-            process_state=fact.process_state[:8],
-        )
+        stall = stall_of(fact)
         if not fact.is_fatal:
             warned = with_part(case.warned_stalls, stall, _SIGNS_MOST)
             return self._changed(replace(case, warned_stalls=warned))
@@ -311,7 +309,8 @@ class JobCases:
                 return None
         else:
             case = self._of(self._document.round if fact.round is None else fact.round, None)
-        return self._changed(replace(case, nodes=with_part(case.nodes, sign, _SIGNS_MOST)))
+        nodes = case.nodes if sign.sign != "lost" else without_loss(case.nodes, sign)
+        return self._changed(replace(case, nodes=with_part(nodes, sign, _SIGNS_MOST)))
 
     def _noticed(self, fact: PreemptionNoticed) -> str | None:
         act = OutsideAct(
@@ -424,6 +423,7 @@ class JobCases:
         EvidenceCollected: _evidence,
         FaultInjected: _injected,
         IncidentClosed: _closed,
+        IncidentExtended: _extended,
         IncidentOpened: _opened,
         JobEnded: _job_ended,
         NodeLeft: _left,

@@ -3,7 +3,16 @@
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from everstep.messages import ErrorRecord, Fact, NodeSign, RankEnd, RankExited
+from everstep.messages import (
+    ErrorRecord,
+    Fact,
+    IncidentExtended,
+    NodeSign,
+    RankEnd,
+    RankExited,
+    RankStalled,
+    Stall,
+)
 
 TEXT_MOST = 1024
 SHORT_MOST = 240
@@ -38,6 +47,24 @@ def rank_end(fact: RankExited, *, is_whole: bool) -> RankEnd:
     )
 
 
+def stall_of(fact: RankStalled) -> Stall:
+    """A rank's stall."""
+    return Stall(
+        rank=fact.rank,
+        node=fact.node,
+        fact=fact.id,
+        round=fact.round,
+        phase=fact.phase,
+        waited_s=fact.waited_s,
+        limit_s=fact.limit_s,
+        section=fact.section,
+        step=fact.step,
+        signal=fact.signal,
+        blocked_in=fact.blocked_in[:SHORT_MOST],
+        process_state=fact.process_state[:8],
+    )
+
+
 def node_sign(
     fact: Fact,
     node: str,
@@ -50,6 +77,20 @@ def node_sign(
     return NodeSign(
         node=node, sign=sign, reason=reason[:SHORT_MOST], fact=fact.id, at=fact.at, cause=cause
     )
+
+
+def lost_together(fact: IncidentExtended, signs: Iterable[NodeSign]) -> tuple[NodeSign, ...]:
+    """Rendezvous's nodes that fell together, where health has not told the loss, or tells none."""
+    told = {sign.node for sign in signs if sign.sign == "lost"}
+    new = [node for node in fact.lost if node not in told]
+    gone = "is gone: its agent cannot be reached"
+    return tuple(node_sign(fact, node, "lost", f"{node} {gone}") for node in new)
+
+
+def without_loss(signs: Iterable[NodeSign], newer: NodeSign) -> tuple[NodeSign, ...]:
+    """The signs without older ones of the same loss."""
+    loss = (newer.node, newer.sign)
+    return tuple(it for it in signs if it.fact == newer.fact or (it.node, it.sign) != loss)
 
 
 def names_node(signs: Iterable[NodeSign], node: str) -> bool:

@@ -147,6 +147,7 @@ def extend(batch: Batch, *, now: bool = False) -> None:
             nodes=incident.unsaid_nodes,
             ranks=incident.ranks,
             reason=f"{incident.reports} reports; the cause seems to be: {incident.reason}",
+            lost=incident.lost,
         )
     )
     batch.timers.restart("extended", incident.id)
@@ -173,6 +174,7 @@ def _open(batch: Batch, sign: Sign) -> OpenIncident:
         ranks=0 if sign.rank is None else 1,
         check=sign.check,
         accused=sign.accused,
+        lost=_with_lost((), sign),
     )
     batch.timers.start("counted", incident.id, incident.counted_until)
     batch.timers.start("extended", incident.id)
@@ -198,7 +200,8 @@ def _open(batch: Batch, sign: Sign) -> OpenIncident:
 
 def _join(batch: Batch, incident: OpenIncident, sign: Sign) -> OpenIncident:
     told = _told(incident, sign)
-    if told.trigger_fact != incident.trigger_fact or told.node != incident.node:
+    causes = [(it.trigger_fact, it.node, it.lost) for it in (told, incident)]
+    if causes[0] != causes[1]:
         batch.timers.restart("extended", incident.id, ago_s=_SAY_EVERY_S)
     return told
 
@@ -218,6 +221,7 @@ def _told(incident: OpenIncident, sign: Sign) -> OpenIncident:
     )
     if incident.is_decided:
         return incident
+    incident = replace(incident, lost=_with_lost(incident.lost, sign))
     if sign.trigger == incident.trigger == "node_lost" and sign.weight == incident.weight:
         is_new = sign.node != incident.node and sign.reason not in incident.reason
         is_told = is_new and len(incident.reason) < _REASON_MOST  # nodes that fell together
@@ -240,6 +244,11 @@ def _told(incident: OpenIncident, sign: Sign) -> OpenIncident:
         check=sign.check,
         accused=sign.accused,
     )
+
+
+def _with_lost(nodes: tuple[str, ...], sign: Sign) -> tuple[str, ...]:
+    is_new = sign.trigger == "node_lost" and not sign.is_later and sign.node not in nodes
+    return (*nodes, sign.node)[:_NAMED_MOST] if is_new and sign.node is not None else nodes
 
 
 def _count(
