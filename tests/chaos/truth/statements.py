@@ -36,7 +36,7 @@ _ASIDE = re.compile(
     r"^(?:not |perhaps |missing|failed, too|past their limits|its log|-\d\.\d\d "
     r"|(?:log|page|process|flight_recorder|stacks|kernel_log|cgroup|environment) )"
     r"|the limit there is|Stalled rank|lost a rank|waits? |wait for|do other things|reports"
-    r"|of rank \d|is over on|\d+ ranks? "
+    r"|of rank \d|is over on|\d+ ranks? |evidence_coverage"
     r"|it has less evidence|console .*waits |evidence\.summary|missing|alternatives|<td>|<h3>|<li>"
 )
 """Sentences, with their places, that list ranks, or tell what they were seen to do."""

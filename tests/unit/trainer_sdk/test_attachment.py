@@ -85,14 +85,15 @@ def test_a_rank_is_found_and_read(launcher: Launcher) -> None:
 
 @pytest.mark.usefixtures("watched")
 def test_a_restart_is_found_as_the_next_round(launcher: Launcher) -> None:
-    wait = BEGIN + "print(run.is_watched, flush=True)\nsys.stdin.read()"
+    shown = "run.is_watched, run._link.starts_ranks"
+    wait = BEGIN + f"print({shown}, flush=True)\nsys.stdin.read()"
     with (
         launcher.start("-c", wait) as old,
         launcher.start("-c", wait, TORCHELASTIC_RESTART_COUNT="1") as new,
     ):
         for rank in (old, new):
             assert rank.stdout is not None
-            assert rank.stdout.readline() == "True\n"
+            assert rank.stdout.readline() == "True False\n", "nobody here starts it again"
         finder = PageFinder(launcher.folder)
         rounds = [[one.round for one in finder.look(0)] for _ in range(3)]
         assert rounds == [[1], [2], []], "one after the other"

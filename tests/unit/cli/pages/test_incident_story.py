@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from everstep_services.cli.pages.incidents.story import PARTS
+from everstep_services.cli.pages.incidents.story import PARTS, story
 from everstep_services.cli.pages.incidents.verdict import verdict_lines
 
 
@@ -69,3 +69,20 @@ def test_an_incident_that_nobody_has_judged_says_what_is_missing() -> None:
     """Without attribution there is no verdict, and the page reports that (A11.1)."""
     (line,) = verdict_lines({"verdict": None})
     assert line == "verdict: none yet; attribution judges it within seconds, or once it runs again"
+
+
+def test_a_recovery_that_nobody_saw_has_only_a_limit() -> None:
+    """A bare loop may be well long before its job ends; who restarts in its process is seen."""
+    entries = ("detect", "evidence", "decide", "stop", "rendezvous", "start", "restore")
+    ledger = {f"{name}_s": 0.0 for name in (*entries, "first_step")} | {"wall_s": 5.3}
+    none = ("lost_steps", "restored_step", "restored_tier", "lost_s")
+    unseen = dict.fromkeys(none) | {
+        "incident": "i", "job": "j", "outcome": "recovered", "round": 1, "next_round": 2,
+        "ledger": ledger | {"other_s": 5.3},
+    }  # fmt: skip
+    told = "no step was seen"
+    assert next(iter(story(unseen))) == "incident i of j: recovered within 5.3 s"
+    assert told in "".join(PARTS["Where the time went"](unseen))
+    stayed = unseen | {"next_round": 1}
+    assert next(iter(story(stayed))) == "incident i of j: recovered in 5.3 s"
+    assert told not in "".join(PARTS["Where the time went"](stayed))

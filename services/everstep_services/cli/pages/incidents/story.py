@@ -180,7 +180,8 @@ def slow_job_lines(job: Record) -> Iterator[str]:
 def story(incident: Record) -> Iterator[str]:
     """The lines of a story, the most important first."""
     lasted = wall_s(incident)
-    took = "" if lasted is None else f" in {span(lasted)}"
+    within = "within" if _saw_no_step(incident) else "in"
+    took = "" if lasted is None else f" {within} {span(lasted)}"
     name, job = cell(incident["incident"]), cell(incident["job"])
     yield f"incident {name} of {job}: {outcome(incident)}{took}"
     yield f"  {cell(incident['headline'])}"
@@ -384,6 +385,16 @@ def _moves(incident: Record) -> str:
     return "".join(texts)
 
 
+def _saw_no_step(incident: Record) -> bool:
+    """Whether a next round was well before anybody knew it: nothing showed its first step.
+
+    Ranks that restart in their processes, or stall for a while, stay in their round.
+    """
+    ledger, is_another = incident["ledger"], incident["next_round"] != incident["round"]
+    is_well = incident["outcome"] == "recovered" and is_another
+    return is_well and ledger is not None and bool(ledger["other_s"])
+
+
 def _ledger(incident: Record) -> Iterator[str]:
     ledger = incident["ledger"]
     if ledger is None:
@@ -395,7 +406,7 @@ def _ledger(incident: Record) -> Iterator[str]:
     yield "where the time went"
     lines = [(name, f"{seconds:8.3f} s", bar(seconds, whole)) for name, seconds, whole in rows]
     yield from aligned([*lines, ("in all", f"{ledger['wall_s']:8.3f} s", "")])
-    if ledger["other_s"] and incident["outcome"] == "recovered":
+    if _saw_no_step(incident):
         yield "  other: no step was seen; it counts until the ranks had run for a while, or ended"
     if incident["lost_steps"]:
         again = f"{counted(incident['lost_steps'], 'step')} again"
