@@ -53,7 +53,7 @@ async def test_a_port_that_nccl_has_lost_is_evidence_against_the_network() -> No
     )
     log = {"log": pack([ArchiveMember(1, "log", line.encode())], {})}
     found = await judged(case(ends=ends), log)
-    assert (found.cause, found.kind, found.nodes) == ("network", "rdma_port", ("n1",))
+    assert (found.cause, found.kind, found.nodes) == ("network", "network", ("n1",))
     bug = await judged(case(ends=(*ends, raised(0, "KeyError", "'labels'"))), log)
     assert bug.cause == "user_code", "the port was up again, or the others came by another path"
 

@@ -222,7 +222,7 @@ def _claim(
     piece = pieces[failure.file]
     cause = failure.domain
     where = f"the kernel of {piece.node}" if is_kernel else _who(ranks)
-    is_port = failure.failure_class == _PORT
+    is_port = failure.rule == _PORT
     if failure.role != "root" and not is_port:
         strength *= _WEAK
     if failure.failure_class == GENERAL:
