@@ -16,14 +16,16 @@ from trainer_sdk.checkpoint.storage.pickle_data import (
     ReadBudget,
     TreeBuilder,
     UnreadableBytesError,
+    collector_paused,
 )
 from trainer_sdk.checkpoint.storage.pickled_values import parsed_metadata
 from trainer_sdk.checkpoint.value_kinds import KINDS, expect
 
+_MODULE = "torch.distributed.checkpoint"
 _DESCRIPTIONS: dict[str, Any] = {
-    "_StorageInfo": filesystem._StorageInfo,  # noqa: SLF001 - what torch writes
+    f"{_MODULE}.filesystem._StorageInfo": filesystem._StorageInfo,  # noqa: SLF001 - what torch writes
     **{
-        name: getattr(metadata, name)
+        f"{_MODULE}.metadata.{name}": getattr(metadata, name)
         for name in (
             "BytesStorageMetadata",
             "ChunkStorageMetadata",
@@ -42,9 +44,10 @@ _FORMS = (torch.contiguous_format, torch.channels_last, torch.preserve_format)
 def read_metadata(octets: bytes, place: str) -> metadata.Metadata:
     """What torch has described; `UnfitError` if there is anything else in it."""
     try:
-        described: metadata.Metadata = TreeBuilder(_made, ReadBudget.of(len(octets))).build(
-            parsed_metadata(octets)
-        )
+        with collector_paused():
+            described: metadata.Metadata = TreeBuilder(_made, ReadBudget.of(len(octets))).build(
+                parsed_metadata(octets)
+            )
     except (UnreadableBytesError, MemoryError) as error:
         raise UnfitError(f"{place} cannot be read: {error}") from error
     if type(described.storage_data) is not dict or type(described.state_dict_metadata) is not dict:
@@ -53,13 +56,13 @@ def read_metadata(octets: bytes, place: str) -> metadata.Metadata:
 
 
 def _made(call: DescribedCall, builder: TreeBuilder) -> Any:  # noqa: PLR0911 - one for each description
-    name = call.name.rpartition(".")[2]
-    if name in _DESCRIPTIONS:
-        kind, state = _DESCRIPTIONS[name], call.state
-        named = state.fields() if type(state) is Pairs else {}
-        # A later torch may describe more.
-        return kind(**{k: builder.build(v) for k, v in named.items() if k in _FIELDS[kind]})
-    if name == "TensorProperties":
+    if (kind := _DESCRIPTIONS.get(call.name)) is not None:
+        named = call.state.fields() if type(call.state) is Pairs else {}
+        expected = _FIELDS[kind] & named.keys()  # a later torch may describe more
+        return kind(
+            **dict(zip(expected, builder.each([named[key] for key in expected]), strict=True))
+        )
+    if call.name == f"{_MODULE}.metadata.TensorProperties":
         dtype, layout, requires_grad, form, pinned = expect(builder.build(call.state), tuple)
         return metadata.TensorProperties(
             expect(dtype, torch.dtype),
@@ -68,8 +71,8 @@ def _made(call: DescribedCall, builder: TreeBuilder) -> Any:  # noqa: PLR0911 - 
             form,
             expect(pinned, bool),
         )
-    args = [builder.build(arg) for arg in call.args]
-    if name == "_MEM_FORMAT_ENCODING":
+    args = builder.each(call.args)
+    if call.name == f"{_MODULE}.metadata._MEM_FORMAT_ENCODING":
         return _FORMS[args[0]]
     if call.name == "collections.OrderedDict":
         return builder.mapping(call.pairs, OrderedDict(*args))
