@@ -119,7 +119,7 @@ class MonitorLink:
             "grace_s": wrapper.termination_grace_time.total_seconds(),
             "interval_s": wrapper.monitor_process_interval.total_seconds(),
             "logfile": _filled(wrapper.monitor_process_logfile, rank),
-            # A lost process is the agent's if that starts all ranks again.
+            # An agent that starts all ranks again replaces a lost process, too.
             "store": None if link.starts_ranks else place_of(store),
             "path": sys.path,
             "agent": link.fileno(),

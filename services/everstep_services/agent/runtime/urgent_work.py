@@ -24,7 +24,7 @@ class _UrgentWork:
         self.is_over = threading.Event()
         self.is_over.set()
         self.over_at = 0.0
-        """At the latest: who waits may hold a module's lock that the loop needs to end it."""
+        """The latest end. A thread that waits may hold the lock of a module that the loop needs."""
 
     def begin(self) -> None:
         self.over_at = time.monotonic() + _AT_MOST_S
