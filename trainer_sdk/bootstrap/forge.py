@@ -174,9 +174,9 @@ def _draw_new_seeds(imports: ImportWatch) -> None:
     random.seed()
     for generator in imports.generators:
         generator.seed()
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()
+    numbers = sys.modules.get("numpy.random")  # if it is not loaded yet, it seeds itself
+    if numbers is not None:
+        numbers.seed()
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.default_generator.seed()  # CUDA's generator starts from a constant in every process

@@ -215,6 +215,26 @@ async def test_torch_is_imported_without_looking_for_garbage(tmp_path: Path) -> 
         assert said == [False, True, True]
 
 
+@pytest.mark.parametrize("loaded", [(), (".random",)])
+async def test_numpys_generator_is_seeded_in_each_rank_that_has_it(
+    tmp_path: Path, loaded: tuple[str, ...]
+) -> None:
+    """NumPy imports it when it is used: no rank waits for what its script never uses."""
+    (tmp_path / "numpy").mkdir()
+    (tmp_path / "numpy" / "__init__.py").write_text("")
+    (tmp_path / "numpy" / "random.py").write_text("seeds = []\nseed = lambda: seeds.append(1)\n")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import json, sys\n"
+        "generator = sys.modules.get('numpy.random')\n"
+        "print(json.dumps(['numpy' in sys.modules, generator and generator.seeds]))\n"
+    )
+    preload = ("numpy", *(f"numpy{name}" for name in loaded))
+    async with opened(tmp_path, "", target=str(script), warm=True, preload=preload) as node:
+        (said,) = await ran(node, warm=True)
+        assert said == [True, [1] if loaded else None]
+
+
 async def test_what_cannot_be_imported_is_said(tmp_path: Path) -> None:
     async with opened(tmp_path, "echo.py", warm=True, preload=("no_such_module",)) as node:
         (ready,) = await node.next(ForgeReady)

@@ -45,7 +45,7 @@ class AttachedEvidence(Collections):
     ) -> None:
         super().__init__(plan.job, bus, records, record, clock)
         table = collectors(plan.evidence_without)
-        self._collectors = {**table.of_ranks, **table.of_node}
+        self._collectors = table.of_living
         self._watch = watch
         self._environ = plan.environ
         self._outputs: dict[int, Mapping[str, _Output]] = {}

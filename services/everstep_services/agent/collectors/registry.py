@@ -21,8 +21,15 @@ class Collectors:
     """Kinds that need living processes: every restart waits for them."""
     of_node: Mapping[str, Collector]
     """Kinds that may take longer than the ranks have."""
+    of_past: Mapping[str, Collector]
+    """Kinds that say the same after the ranks have ended: they wait until the next ranks run."""
     of_ended: Mapping[str, Collector]
     """What ranks leave as they are ended, where the time was too short for the kind before."""
+
+    @property
+    def of_living(self) -> Mapping[str, Collector]:
+        """All kinds that can be collected while the ranks run."""
+        return {**self.of_ranks, **self.of_node, **self.of_past}
 
 
 def collectors(without: Collection[str] = (), *, native_stacks: bool = False) -> Collectors:
@@ -34,15 +41,14 @@ def collectors(without: Collection[str] = (), *, native_stacks: bool = False) ->
         "flight_recorder": flight_recorders,
         "stacks": StacksReader(native=native_stacks).stacks,
     }
-    of_node: Mapping[Kind, Collector] = {
+    of_node: Mapping[Kind, Collector] = {"gpu": gpus, "cgroup": node.cgroup}
+    of_past: Mapping[Kind, Collector] = {
         "kernel_log": node.kernel_log,
-        "gpu": gpus,
-        "cgroup": node.cgroup,
         "environment": environment,
     }
     of_ended: Mapping[Kind, Collector] = {"stacks": written_stacks}
     chosen: list[dict[str, Collector]] = [
         {kind: collector for kind, collector in kinds.items() if kind not in without}
-        for kinds in (of_ranks, of_node, of_ended)
+        for kinds in (of_ranks, of_node, of_past, of_ended)
     ]
     return Collectors(*chosen)

@@ -221,6 +221,8 @@ class RankEvents:
 
     async def _script_ended(self, order: StartRanks, event: ScriptEnded) -> None:
         """Not every failure counts yet: a script may exit with any code, and take its time."""
+        if event.code:
+            begin_urgent_work()
         with unharmed("the last look for stalls"):
             self._observers.stalls.watch.look()
         if not event.code:
@@ -246,6 +248,8 @@ class RankEvents:
         self._fails(event.round, event.rank, ending, self._agent.script_failed)
 
     async def _gone(self, order: StartRanks, event: RankGone) -> None:
+        if event.code or event.signal:
+            begin_urgent_work()
         # A signal leaves no exception. Of two ranks, the killed one is reported before the other.
         error = await self.runner.warden.error(event.rank) if event.code else None
         asked = self._leaving.pop((event.round, event.rank), None)
@@ -277,7 +281,6 @@ class RankEvents:
         at_work: Callable[[int, RankExit], list[actions.Action]],
     ) -> None:
         """A rank failed by itself; meanwhile its round may have been stopped."""
-        begin_urgent_work()
         fails = at_work if self._is_at_work(round) else self._agent.rank_fell
         self._do(fails(rank, ending))
 
@@ -370,6 +373,6 @@ class RankEvents:
             if stop.incident is not None:
                 observers.evidence.round_stopped(order, stop.incident, outcome.ranks)
                 watch = self.runner.warden.watch
-                observers.collection.after_stop(stop, stop.incident, watch)
+                observers.collection.after_stop(stop, stop.incident, order, watch)
             for fact in last:
                 observers.record(fact)

@@ -25,6 +25,7 @@ class _UrgentWork:
         self.is_over.set()
         self.over_at = 0.0
         """The latest end. A thread that waits may hold the lock of a module that the loop needs."""
+        self.waiting: list[asyncio.Event] = []
 
     def begin(self) -> None:
         self.over_at = time.monotonic() + _AT_MOST_S
@@ -46,6 +47,17 @@ def begin_urgent_work() -> None:
 def end_urgent_work() -> None:
     """Let other work go on."""
     _urgent.is_over.set()
+    for over in _urgent.waiting:
+        over.set()
+    _urgent.waiting.clear()
+
+
+async def urgent_work_ended() -> None:
+    """Return once there is no urgent work."""
+    if not _urgent.is_over.is_set():
+        over = asyncio.Event()
+        _urgent.waiting.append(over)
+        await over.wait()
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from everstep_services.agent.core.exit import RankExit
 from everstep_services.agent.output.log_files import first_error, tail
 from everstep_services.agent.ranks.round_watch import RoundWatch
 from everstep_services.agent.runtime.background import unharmed
+from everstep_services.agent.runtime.urgent_work import end_urgent_work, urgent_work_ended
 from everstep_services.agent.runtime.workdir import Workdir
 from everstep_services.agent.telemetry.facts import AgentFacts
 
@@ -83,10 +84,12 @@ class Collections:
         scene: Scene,
         *,
         of_each: bool = False,
+        is_urgent: bool = True,
     ) -> None:
         """Collect in parallel with everything else, and store the pieces.
 
         With `of_each`, a fact is recorded for each kind, even if it does not apply to this node.
+        Without `is_urgent`, ranks that are being started go first.
         """
         if self._running >= _BESIDE_MOST:
             why = f"{_BESIDE_MOST} collections run already on this node: try again"
@@ -94,6 +97,8 @@ class Collections:
             return
 
         async def collect_and_keep() -> None:
+            if not is_urgent:
+                await urgent_work_ended()
             pieces = await collect(collectors, scene, self._clock)
             if of_each:
                 there = {piece.evidence for piece in pieces}
@@ -133,6 +138,7 @@ class Collections:
 
     async def finish(self, within_s: float) -> None:
         """Wait for the collections under way."""
+        end_urgent_work()
         try:
             async with asyncio.timeout(within_s):
                 await self._beside.join()
@@ -344,17 +350,26 @@ class EvidenceCollection:
         pieces = await collect(of_ranks, scene, self._clock)
         self._recorder.collected(stop.round, incident, pieces)
 
-    def after_stop(self, stop: StopRound, incident: str, watch: RoundWatch) -> None:
-        """Read what the ranks have left, where the time before their end was short."""
-        if 0 < stop.evidence_s < LEAST_S:
-            scene = self._scene(None, watch, _NODE_WITHIN_S)
-            self._recorder.collect(stop.round, incident, self._collectors.of_ended, scene)
+    def after_stop(
+        self, stop: StopRound, incident: str, order: StartRanks, watch: RoundWatch
+    ) -> None:
+        """Read what the ranks have left, once the next ranks run.
+
+        The stacks are among it where the time before the end of the ranks was short.
+        """
+        if stop.evidence_s:
+            kinds = self._collectors
+            ended = kinds.of_ended if stop.evidence_s < LEAST_S else {}
+            scene = self._scene(order, watch, _NODE_WITHIN_S)
+            self._recorder.collect(
+                stop.round, incident, {**ended, **kinds.of_past}, scene, is_urgent=False
+            )
 
     def capture(self, wanted: CollectEvidence, order: StartRanks, watch: RoundWatch) -> None:
         """Collect from ranks that continue to run; an unknown kind is reported as missing."""
         within_s = min(wanted.within_s, _CAPTURE_MOST_S)
         scene = self._scene(order, watch, within_s, only=wanted.ranks)
-        collectable = {**self._collectors.of_ranks, **self._collectors.of_node}
+        collectable = self._collectors.of_living
         kinds = wanted.evidence or tuple(collectable)
         why = "this agent does not collect it: agent.evidence_without, or another release"
         missing = [Piece(kind, missing=why) for kind in kinds if kind not in collectable]

@@ -5,10 +5,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from everstep.bus.errors import BusRefusedError
+from everstep.clock import Clock
 from everstep.messages import BlobRef, ErrorRecord, EvidenceCollected, Fact, RankExited
-from everstep_services.agent.collectors.collection import EvidenceFound, Piece
+from everstep_services.agent.collectors.collection import EvidenceFound, Piece, Scene
 from everstep_services.agent.core.exit import RankExit
+from everstep_services.agent.runtime import urgent_work
 from everstep_services.agent.runtime.workdir import Workdir
 from everstep_services.agent.telemetry.evidence import Collections, EvidenceRecorder
 from everstep_services.agent.telemetry.facts import AgentFacts
@@ -186,3 +190,38 @@ async def test_a_rank_that_ended_well_and_a_rank_of_the_next_round_are_no_part_o
     facts = await recorded(tmp_path, tell)
     assert logs_of(facts) == []
     assert {it.incident for it in facts if isinstance(it, RankExited)} == {None}
+
+
+@pytest.mark.parametrize("begins", [True, False])
+async def test_what_outlives_the_ranks_is_collected_when_the_next_ranks_run(
+    *, begins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the next ranks wait for it, nor does a job that is over wait for next ranks."""
+    monkeypatch.setattr(urgent_work, "_AT_MOST_S", 600.0)
+    clock, facts, order = FakeClock(), asyncio.Queue[Fact](), list[str]()
+    records = AgentFacts("j", "n1", clock)
+    bus = MemoryBus(MemoryServer())
+    collections = Collections("j", bus, records, facts.put_nowait, clock)
+
+    async def kind(scene: Scene, _: Clock) -> EvidenceFound:
+        order.append("collected")
+        return EvidenceFound("a line of the kernel", b"text")
+
+    urgent_work.begin_urgent_work()
+    collections.collect(1, "i1", {"kernel_log": kind}, Scene((), 10.0), is_urgent=False)
+    async with asyncio.TaskGroup() as tasks:
+        loops = [
+            tasks.create_task(loop())
+            for loop in (collections.collect_beside_for_ever, collections.collect_for_ever)
+        ]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        order.append("next ranks run" if begins else "the job is over")
+        if begins:
+            urgent_work.end_urgent_work()
+            await facts.get()
+        else:
+            await collections.finish(30.0)
+        for loop in loops:
+            loop.cancel()
+    assert order == ["next ranks run" if begins else "the job is over", "collected"]
