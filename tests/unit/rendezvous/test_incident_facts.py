@@ -28,6 +28,20 @@ def test_nodes_that_fall_together_are_named_together() -> None:
     assert world.of(IncidentExtended)[-1].lost == ("n1", "n2")
 
 
+def test_a_node_that_fell_with_others_is_named_though_it_is_decided_what_follows() -> None:
+    world = World(spec(3, nodes_min=1)).started("n0", "n1", "n2")
+    world.gone("n1")
+    world.back("n0")
+    world.tick(0.5)
+    assert world.doc.incident is not None
+    assert world.doc.incident.is_decided
+    world.gone("n2")
+    world.tick(60)
+    world.run()
+    assert world.of(IncidentExtended)[-1].lost == ("n1", "n2")
+    assert "n2 is gone" in world.of(IncidentClosed)[-1].cause
+
+
 def test_sixty_four_ranks_one_raises_and_that_is_the_cause() -> None:
     """Secondary errors that are heard first are replaced by the cause (A4.5)."""
     world = World(spec(8)).started(*names(8))

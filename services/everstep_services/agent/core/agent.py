@@ -99,6 +99,10 @@ class Agent:
         """The order whose ranks run, or are being started or stopped."""
         return self._part.order if self._part else None
 
+    def wants(self, order: StartRanks) -> bool:
+        """Whether the ranks of this order, which were not started yet, must be started."""
+        return self._part is not None and self._part.order == order and self._part.is_wanted
+
     @property
     def running_state(self) -> RanksOutcome:
         """The outcome of the ranks of `order` so far, named as in `join`."""

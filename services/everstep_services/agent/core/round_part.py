@@ -103,6 +103,11 @@ class RoundPart:
         return self.order.round
 
     @property
+    def is_wanted(self) -> bool:
+        """Its ranks must be started, perhaps only to end by themselves."""
+        return self.state == "starting" or (self.state == "stopping" and self._waits)
+
+    @property
     def are_gone(self) -> bool:
         """No rank is left, although processes that ranks started may be."""
         return all(rank.is_gone for rank in self._ranks.values())

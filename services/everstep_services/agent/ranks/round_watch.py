@@ -101,8 +101,8 @@ class RoundWatch:
 
     @property
     def are_at_work(self) -> bool:
-        """Some scripts have not ended, as far as is known."""
-        return any(rank.pid and not (rank.ended or rank.gone) for rank in self._ranks.values())
+        """Some scripts have not ended, as far as is known, or are about to begin."""
+        return not all(rank.ended or rank.gone for rank in self._ranks.values())
 
     @property
     def began_s(self) -> float:

@@ -299,7 +299,7 @@ class RankEvents:
     # -- all ranks of a round --------------------------------------------------------------------
 
     def round_begins(self, start: actions.StartRound) -> bool:
-        if self._agent.order != start.order or self._agent.state != "starting":
+        if not self._agent.wants(start.order):
             return False
         for observer in (
             self._observers.progress,

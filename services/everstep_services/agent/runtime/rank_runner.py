@@ -139,8 +139,8 @@ class RankRunner:
                 yield event
             finally:
                 self.warden.events.task_done()
-            if not self.warden.watch.are_at_work:
-                self._need_not_wait.set()
+            if not self.warden.watch.are_at_work and self._rounds.empty():
+                self._need_not_wait.set()  # no start is under way, either
             if is_over:
                 return
 

@@ -219,8 +219,6 @@ def _told(incident: OpenIncident, sign: Sign) -> OpenIncident:
         unsaid=facts,
         unsaid_nodes=nodes,
     )
-    if incident.is_decided:
-        return incident
     incident = replace(incident, lost=_with_lost(incident.lost, sign))
     if sign.trigger == incident.trigger == "node_lost" and sign.weight == incident.weight:
         is_new = sign.node != incident.node and sign.reason not in incident.reason
@@ -228,7 +226,7 @@ def _told(incident: OpenIncident, sign: Sign) -> OpenIncident:
         return (
             replace(incident, reason=f"{incident.reason}; {sign.reason}") if is_told else incident
         )
-    if sign.weight <= incident.weight:
+    if incident.is_decided or sign.weight <= incident.weight:
         return incident
     return replace(
         incident,

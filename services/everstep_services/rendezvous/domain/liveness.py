@@ -67,7 +67,7 @@ def member_lost(batch: Batch, seat: Seat, sign: Sign) -> None:
         end_round(batch, sign)
     elif seat.is_leaving and seat.stage == "idle":
         return  # it was sent away: its end explains nothing
-    elif doc.phase == "ending" and doc.incident is not None and not doc.incident.is_decided:
+    elif doc.phase == "ending" and doc.incident is not None:
         incidents.add(batch, sign)
 
 

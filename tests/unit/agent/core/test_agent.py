@@ -114,6 +114,27 @@ def test_while_only_consequences_are_known_ranks_may_end_by_themselves_first() -
     assert agent.ordered(stop()) == [], "once"
 
 
+def test_ranks_that_may_show_the_cause_are_started_though_their_round_is_over() -> None:
+    """An import fails everywhere; here no rank had been started when the first failed there."""
+    agent = Agent(AgentTimeouts())
+    agent.ordered(start())
+    assert agent.wants(start())
+    assert agent.ordered(stop(cause_within_s=3.0)) == [StopRound(1, 2.0, 0.0, "i1", 3.0)]
+    assert agent.wants(start())
+    assert not agent.wants(start(2))
+    assert agent.rank_runs(0) == []
+    assert told(agent.rank_fell(0, RankExit(code=1))) == ["rank_exited"]
+    agent.ordered(stop())
+    assert not agent.wants(start()), "the cause is known"
+
+
+def test_ranks_of_a_round_whose_cause_is_known_are_not_started() -> None:
+    agent = Agent(AgentTimeouts())
+    agent.ordered(start())
+    agent.ordered(stop())
+    assert not agent.wants(start())
+
+
 def test_the_console_waits_for_the_cause_while_only_consequences_are_known() -> None:
     """A4.5: who reads one line must not look at the wrong rank."""
     agent = running()

@@ -71,7 +71,7 @@ def test_a_script_that_is_over_before_the_ranks_are_told_to_end_was_not_told(
 
 
 @pytest.mark.parametrize("last", [ScriptFinished(round=4, rank=0, code=1, error=True), GONE])
-def test_a_rank_is_at_work_until_its_script_or_its_process_has_ended(
+def test_a_rank_is_at_work_from_its_start_until_its_script_or_its_process_has_ended(
     watch: RoundWatch, last: ScriptFinished | Gone
 ) -> None:
     before = watch.are_at_work
@@ -81,7 +81,7 @@ def test_a_rank_is_at_work_until_its_script_or_its_process_has_ended(
         watch.gone(last, now=101.0)
     else:
         say(watch, last, now=101.0)
-    assert (before, meanwhile, watch.are_at_work) == (False, True, False)
+    assert (before, meanwhile, watch.are_at_work) == (True, True, False)
 
 
 def test_nothing_is_told_twice(watch: RoundWatch) -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from everstep.clock import SystemClock
 from everstep_services.agent.core.actions import StartRound, StopRound, StopWithoutWait
-from everstep_services.agent.ranks.protocol import RankGone, Stopped, WardenEvent
+from everstep_services.agent.ranks.protocol import ForgeReady, RankGone, Stopped, WardenEvent
 from everstep_services.agent.runtime.rank_runner import RankRunner, WardenClients
+from tests.unit.agent.orders import start
 
 GONE = RankGone(1, 0, 7, 1, None, False, 2.0)
 
@@ -26,6 +27,9 @@ class Kept:
     def pids(self) -> tuple[int, ...]:
         return ()
 
+    async def start(self, _batch: object) -> None:
+        self.are_at_work = True
+
     async def stop(self, _grace_s: float, *, is_done: bool) -> Stopped:
         assert not is_done
         self.events.put_nowait(GONE)
@@ -33,6 +37,12 @@ class Kept:
 
 
 class Place:
+    def prepare(self, order: object) -> object:
+        return order
+
+    def show(self, order: object) -> None:
+        """Nothing is shown."""
+
     def hide(self) -> None:
         """Nothing was shown."""
 
@@ -68,7 +78,7 @@ class Stopping:
         return True
 
     def round_started(self, start: StartRound) -> None:
-        """Never called: nothing starts."""
+        self.happened.append("started")
 
     def start_failed(self, start: StartRound, reason: str) -> None:
         """Never called: nothing starts."""
@@ -121,6 +131,29 @@ async def test_ranks_that_may_end_by_themselves_are_stopped_when_there_is_no_nee
         await stopping.over.wait()
     assert stopping.happened[0] == "waits"
     assert stopping.happened[-1] == "stopped"
+
+
+async def test_ranks_that_are_being_started_have_that_time_too() -> None:
+    """The order to stop comes before they have; an event of others ends no wait."""
+    stopping = Stopping()
+    stopping.may_end.set()
+    stopping.work.do(StartRound(start()))
+    stopping.work.do(StopRound(1, 3.0, 0.0, None, 3600.0))
+    stopping.kept.events.put_nowait(ForgeReady(0.1, (), ()))
+    async with stopping.running():
+        await stopping.learned.wait()
+        stopping.happened.append("waits")
+        stopping.kept.are_at_work = False
+        stopping.kept.events.put_nowait(GONE)
+        await stopping.over.wait()
+    assert stopping.happened == [
+        "ForgeReady",
+        "started",
+        "waits",
+        "RankGone",
+        "RankGone",
+        "stopped",
+    ]
 
 
 async def test_they_are_stopped_when_their_time_is_over() -> None:
