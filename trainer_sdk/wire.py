@@ -119,6 +119,8 @@ class Restarted(WireLine, frozen=True, kw_only=True):
     """How long it had made no progress; 0 if it raised an exception."""
     took_s: float
     """The time from there until all ranks had met again."""
+    is_without: bool = False
+    """Ranks are gone, and the others go on without them; this rank is one of those that go on."""
 
 
 SessionMessage = (

@@ -1,5 +1,8 @@
 """How many steps a round makes again, from its first step: the same for all who report it."""
 
+FIRST_STEP = "has made its first step"
+"""In the reason of an incident: its training is back, and shows steps."""
+
 
 def steps_again(first: int | None, reached: int | None) -> int | None:
     """The steps that are made again; None if that is not known.

@@ -182,7 +182,9 @@ def _launched() -> Iterator[Case]:
     sent = Truth((2,), (), UNKNOWN, (KILL,))
     yield Case("attached-SIGKILL-rank2", sent, launches.killed(2),
                {"sdk": True}, nodes=1, per_node=4, begin=launches.by_torchrun)  # fmt: skip
-    raised, killed = Truth((1,), (), CODE, (1,)), Truth((1,), (), UNKNOWN, (KILL,))
+    raised = Truth((1,), (), CODE, (1,))
+    killed = Truth((1,), (), UNKNOWN, (KILL,), says=("in their processes without it",),
+                   never=("no other round followed",))  # fmt: skip
     yield Case("in-process-raises", raised, launches.over(0, 0), nodes=1,
                begin=launches.in_process("raises"))  # fmt: skip
     yield Case("in-process-killed", killed, launches.over(0, -9, 0), nodes=1, per_node=3,

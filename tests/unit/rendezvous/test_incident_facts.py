@@ -133,10 +133,33 @@ def test_the_ledger_says_where_the_time_went() -> None:
     world.tick(4)
     world.report("n0", "first_step", step=1, restore_s=1.5)
     ledger = world.of(IncidentClosed)[0].ledger
-    assert (ledger.detect_s, ledger.evidence_s, ledger.stop_s) == (0.5, 0.2, 0.3)
+    assert (ledger.unfinished_s, ledger.detect_s) == (0.5, 0.0), "its end was seen at once"
+    assert (ledger.evidence_s, ledger.stop_s) == (0.2, 0.3)
     assert ledger.rendezvous_s == pytest.approx(0.5)
     assert (ledger.start_s, ledger.restore_s, ledger.first_step_s) == (2, 1.5, 2.5)
     assert ledger.wall_s == pytest.approx(7.5)
+
+
+@pytest.mark.parametrize("ends", ["its ranks have run for long", "every rank has finished"])
+def test_a_training_that_shows_no_steps_was_back_when_its_first_collective_began(
+    ends: str,
+) -> None:
+    world = World(spec(2)).started("n0", "n1")
+    world.report("n0", "rank_exited", exit_code=1, last_progress_age_s=1.0, age_s=0.25)
+    world.back("n0", "n1", evidence_s=0.0, stop_s=0.0)
+    world.tick(60)
+    world.run(stepped=False)
+    world.tick(2.0)
+    world.report("n0", "first_collective", last_progress_age_s=1.5)
+    if ends == "every rank has finished":
+        world.tick(30)
+        world.report("n0", "finished")
+        world.report("n1", "finished")
+    else:
+        world.tick(400)
+    ledger = world.of(IncidentClosed)[0].ledger
+    assert (ledger.unfinished_s, ledger.detect_s) == (0.75, 0.25)
+    assert (ledger.first_step_s, ledger.other_s) == (pytest.approx(0.5), 0.0)
 
 
 @pytest.mark.parametrize("repeats", [1, 3])
@@ -157,5 +180,5 @@ def test_a_second_failure_before_the_first_step_belongs_to_the_same_incident(rep
     closed = world.of(IncidentClosed)
     assert len(world.of(IncidentOpened)) == len(closed) == 1
     assert closed[0].ledger.wall_s == pytest.approx(world.now - began + 0.5)
-    assert closed[0].ledger.detect_s == 0.5
+    assert closed[0].ledger.unfinished_s == 0.5
     assert closed[0].next_round == world.doc.round

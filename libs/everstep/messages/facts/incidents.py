@@ -279,8 +279,10 @@ class ActionTaken(Fact, frozen=True, kw_only=True, tag="action_taken.v1"):
 class Ledger(Part, frozen=True, kw_only=True):
     """Where an incident's time went: the entries sum to its wall time."""
 
+    unfinished_s: float = 0.0
+    """The time from the last progress until a rank ended: the step that its end has cut off."""
     detect_s: float = 0.0
-    """The time from the last progress until the first report."""
+    """From there, or from the last progress where no rank has ended, until the first report."""
     evidence_s: float = 0.0
     """The time in which evidence was collected while the ranks still stood."""
     decide_s: float = 0.0
@@ -294,7 +296,8 @@ class Ledger(Part, frozen=True, kw_only=True):
     restore_s: float = 0.0
     """From there until the state was restored."""
     first_step_s: float = 0.0
-    """From there until the first step was finished."""
+    """From there until the first step was finished; where no step was seen, until the first
+    collective began."""
     other_s: float = 0.0
     """Time that belongs to none of the others, as when the control plane was away."""
 
@@ -302,7 +305,8 @@ class Ledger(Part, frozen=True, kw_only=True):
     def wall_s(self) -> float:
         """The sum."""
         return (
-            self.detect_s
+            self.unfinished_s
+            + self.detect_s
             + self.evidence_s
             + self.decide_s
             + self.stop_s

@@ -133,8 +133,8 @@ class Report(Question, frozen=True, kw_only=True, tag="report.v1"):
     `start_failed`, `check_failed` (a probe whose policy ends the round), `check_recovered`,
     `check_compared` (the answer to `run_checks` with the occasion `compare`), `finished` (all ranks
     exited with 0), `stopped` (all ranks exited with 0 after the agent asked them to), `preempted`,
-    `first_step`, `excused` (the answer to `name_excuse`) or `reached` (the answer to
-    `save_checkpoint` without a step)."""
+    `first_step`, `first_collective` (it began `last_progress_age_s` ago), `excused` (the answer to
+    `name_excuse`) or `reached` (the answer to `save_checkpoint` without a step)."""
     reason: str
     """What happened, and which limit was passed."""
     fact: str | None = None

@@ -50,6 +50,7 @@ INCIDENTS = ProjectedTable(
             closed_us="int",
             outcome="text",
             story="text",
+            unfinished_s="float",
             detect_s="float",
             evidence_s="float",
             decide_s="float",

@@ -102,6 +102,8 @@ class Attendance:
     _gone_at: float | None = None
     _first_bad: int | None = None
     _trouble: _Trouble | None = None
+    _without: set[int] = field(default_factory=set)
+    """Ranks that failed, and without which the others have gone on in their processes."""
 
     @property
     def live(self) -> tuple[int, ...]:
@@ -126,6 +128,7 @@ class Attendance:
                 acts.append(self._ends(now))
             self.round, self._round_began, self._first_bad = number, now, None
             self._ranks.clear()
+            self._without.clear()
             acts.append(RoundBegins(number))
             if self._trouble is not None:
                 self._trouble.back_at = now
@@ -172,13 +175,28 @@ class Attendance:
                 self._trouble.gone_at = now
         return acts
 
+    def went_on(self, now: float) -> list[Act]:
+        """The living ranks have restarted in their processes, without those that failed."""
+        bad, trouble = self._first_bad, self._trouble
+        endings = {rank: it.ending for rank, it in self._ranks.items()}
+        self._without.update(rank for rank, it in endings.items() if it and _has_failed(it))
+        ending = None if bad is None else endings[bad]
+        if bad is None or ending is None or trouble is None:
+            return []
+        self._first_bad = self._trouble = None
+        reason = (
+            f"{self._sentence(bad, ending)}; the others restarted in their processes without it"
+        )
+        ledger = Ledger(other_s=round(now - trouble.at, 3))
+        return [IncidentCloses("recovered", reason, self.round, ledger)]
+
     def is_over(self, now: float, *, launcher_lives: bool) -> bool:
         """Nobody is here, and nobody is expected."""
         if self.live:
             return False
         if self._gone_at is None:
             return now >= self.began + self.linger_s
-        all_good = all(rank.ending and rank.ending.is_good for rank in self._ranks.values())
+        all_good = self._are_all_good
         may_return = self.round <= self.max_restarts and not all_good
         if may_return and launcher_lives:
             return False  # however long it takes until they are here again
@@ -195,8 +213,7 @@ class Attendance:
         return self._over(reason, now)
 
     def _over(self, why: str, now: float) -> list[Act]:
-        endings = [rank.ending for rank in self._ranks.values()]
-        if not endings:
+        if not self._ranks:
             return []
         acts: list[Act] = []
         bad = None if self._first_bad is None else self._ranks[self._first_bad].ending
@@ -207,13 +224,23 @@ class Attendance:
             state = "failed"
             reason = f"{self._sentence(self._first_bad, bad)}; no other round followed"
             code = bad.code
-        elif all(ending and ending.is_good for ending in endings):
-            state, reason, code = "done", "all ranks that were watched have ended well", 0
+        elif self._are_all_good:
+            reason = "all ranks that were watched have ended well"
+            if self._without:
+                named = ", ".join(f"rank {rank}" for rank in sorted(self._without))
+                reason += f", but {named}: the others went on in their processes without it"
+            state, code = "done", 0
         if self._trouble is not None:
             outcome: IncidentOutcome = "recovered" if state == "done" else "failed"
             why = f"round {self.round} followed, and {reason}" if self._is_followed else reason
             acts.append(self._closes(self._trouble, outcome, why, now, has_stepped=False))
         return [*acts, JobOver(state, reason, code)]
+
+    @property
+    def _are_all_good(self) -> bool:
+        """Whether all ranks have ended well, except those without which the others went on."""
+        left = [it.ending for rank, it in self._ranks.items() if rank not in self._without]
+        return all(ending is not None and ending.is_good for ending in left)
 
     @property
     def _is_followed(self) -> bool:
@@ -231,7 +258,7 @@ class Attendance:
             return RoundEnds(
                 self.round, "rank_exited", reason, self._first_bad, presence.fact or None, lasted_s
             )
-        if all(rank.ending and rank.ending.is_good for rank in self._ranks.values()):
+        if self._are_all_good:
             reason = "all ranks have ended well"
             return RoundEnds(self.round, "done", reason, None, None, lasted_s)
         rank, presence = next(

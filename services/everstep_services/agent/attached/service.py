@@ -32,7 +32,7 @@ from everstep_services.agent.telemetry.facts import AgentFacts
 from everstep_services.agent.telemetry.progress import beat_of
 from everstep_services.agent.timings.monitor import RoundPosition, TimingMonitor
 from trainer_sdk.page_content import CountedBy, PageReading
-from trainer_sdk.wire import Checkpointed
+from trainer_sdk.wire import Checkpointed, Restarted
 
 log = logging.getLogger(__name__)
 
@@ -179,6 +179,8 @@ class AttachedService:
     def _said(self, event: RankSaid) -> None:
         if isinstance(event.message, Checkpointed):
             self._checkpoints.said(event.message)
+        elif isinstance(event.message, Restarted) and event.message.is_without:
+            self._do(self._here.went_on(self._clock.now()))
         else:
             self._stalls.said(event)
 

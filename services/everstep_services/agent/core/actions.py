@@ -18,6 +18,7 @@ from everstep_services.agent.core.exit import RankExit
 ReportEvent = Literal[
     "started",
     "first_step",
+    "first_collective",
     "start_failed",
     "rank_exited",
     "rank_stalled",

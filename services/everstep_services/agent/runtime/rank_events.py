@@ -38,6 +38,7 @@ from everstep_services.agent.runtime.workdir import Workdir
 from everstep_services.agent.stalls.recorder import StallRecorder
 from everstep_services.agent.telemetry.evidence import EvidenceCollection, EvidenceRecorder
 from everstep_services.agent.telemetry.facts import AgentFacts
+from everstep_services.agent.telemetry.first_collective import FirstCollective
 from everstep_services.agent.telemetry.progress import ProgressReader
 from everstep_services.agent.telemetry.saves import CoordinatedSaves
 from trainer_sdk.wire import Checkpointed, Injected, Requested, Restarted, StopSeen
@@ -56,6 +57,7 @@ class RankObservers:
     evidence: EvidenceRecorder
     collection: EvidenceCollection
     stalls: StallRecorder
+    collective: FirstCollective
     saves: CoordinatedSaves
     checkpoints: NodeCheckpoints
     requests: ScriptRequests
@@ -101,6 +103,11 @@ class RankEvents:
         """Modules already reported as imported by each rank for itself."""
         self._unfit = ""
         """Why the forge cannot fork, until that was shown."""
+
+    @property
+    def collective(self) -> FirstCollective:
+        """Looks for the first collective of a round."""
+        return self._observers.collective
 
     async def hear_for_ever(self) -> None:
         """Read the events of the warden for ever."""
@@ -208,10 +215,12 @@ class RankEvents:
         match event.message:
             case Injected() as message:
                 observers.record(observers.records.fault_injected(order, event.rank, message))
-            case Restarted() as message:
+            case Restarted(is_without=False) as message:
                 step = observers.progress.step(event.rank)
                 for fact in observers.records.restarted(order, event.rank, message, step):
                     observers.record(fact)
+            case Restarted():
+                pass  # this agent starts all ranks again
             case Requested() as message:
                 observers.requests.hear(message)
             case Checkpointed() as message:
@@ -305,6 +314,7 @@ class RankEvents:
             self._observers.progress,
             self._observers.stalls,
             self._observers.checkpoints,
+            self._observers.collective,
         ):
             with unharmed("the begin of a round"):
                 observer.begins(start.order)

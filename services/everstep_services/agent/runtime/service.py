@@ -43,6 +43,7 @@ from everstep_services.agent.stalls.limits_table import ExternalLimits
 from everstep_services.agent.stalls.recorder import StallRecorder
 from everstep_services.agent.telemetry.evidence import EvidenceCollection, EvidenceRecorder
 from everstep_services.agent.telemetry.facts import AgentFacts
+from everstep_services.agent.telemetry.first_collective import FirstCollective
 from everstep_services.agent.telemetry.progress import ProgressReader
 from everstep_services.agent.telemetry.saves import CoordinatedSaves
 from everstep_services.agent.timings.monitor import RoundPosition, TimingMonitor
@@ -112,6 +113,7 @@ class AgentService:
         )  # fmt: skip
         port = RendezvousPort()
         observers = RankObservers(
+            collective=FirstCollective(self._agent, self._watched, clock, self._do),
             progress=self._progress,
             evidence=self._evidence,
             collection=EvidenceCollection(
@@ -191,6 +193,7 @@ class AgentService:
                     self._beats.beat_for_ever,
                     self._beats.beat_when_hailed_for_ever,
                     self._hear_faults_for_ever,
+                    self._ranks.collective.look_for_ever,
                     *self._measures_timings(),
                     *self._allocation.loops(),
                     *(() if self._uploader is None else (self._uploader.upload_for_ever,)),

@@ -12,6 +12,8 @@ from everstep_services.agent.stalls.recorder_traces import read_traces
 from everstep_services.agent.stalls.torch_server import TorchServerError
 
 _WITHIN_S = 2.0
+GONE = 0.0
+"""Stands for the instant of a first collective that is no longer listed."""
 DEFAULT_GROUP = "0"
 _DEFAULT_NAMES = (DEFAULT_GROUP, "default_pg")
 """The names that torch gives the default group, which has all ranks."""
@@ -83,6 +85,20 @@ async def read_collectives(folder: Path, *, is_whole: bool = False) -> Collectiv
         return parse_collectives(await read_traces(folder, _WITHIN_S, is_whole=is_whole))
     except TorchServerError:
         return None
+
+
+async def read_first_entered(folder: Path) -> float | None:
+    """When a rank entered its first collective, by the wall clock; None if it has entered none."""
+    try:
+        traces = await read_traces(folder, _WITHIN_S, is_whole=True)
+        entries = [min(trace.entries, key=lambda entry: entry.record_id)
+                   for trace in map(_TRACE.decode, traces) if trace.entries]  # fmt: skip
+    except (TorchServerError, msgspec.MsgspecError):
+        return None
+    if not entries:
+        return None
+    is_whole = all(entry.record_id == 0 for entry in entries)
+    return min(entry.time_created_ns for entry in entries) / 1e9 if is_whole else GONE
 
 
 def parse_collectives(traces: Sequence[bytes]) -> CollectiveState | None:

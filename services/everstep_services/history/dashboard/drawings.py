@@ -30,6 +30,7 @@ CLASSES: Mapping[str, str] = {
 }
 """What goodput calls the classes of time, and what people read. Each has one colour."""
 PHASES = (
+    ("unfinished_s", "Unfinished step", "lost_steps"),
     ("detect_s", "Detect", "stall"), ("evidence_s", "Evidence", "idle"),
     ("decide_s", "Decide", "idle"), ("stop_s", "Stop", "rendezvous"),
     ("rendezvous_s", "Rendezvous", "rendezvous"), ("start_s", "Start", "start_up"),

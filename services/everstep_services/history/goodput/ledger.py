@@ -137,7 +137,7 @@ def _of_round(
     last_s = within(here.last_step_s, first_s)
     closing = trace.closings.get(here.incident or "")
     if is_over and closing is not None:
-        last_s = max(first_s, until_s - closing.detect_s)
+        last_s = max(first_s, until_s - closing.still_s)
     elif not is_over:
         last_s = min(until_s, last_s + FRESH_S)
     yield from _trained(here, first_s, last_s)

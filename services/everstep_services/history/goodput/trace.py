@@ -89,7 +89,8 @@ class SlowRankTrace:
 class Closing:
     """What an incident cost, as its ledger says."""
 
-    detect_s: float
+    still_s: float
+    """From the last progress to the first report."""
     lost_s: float
     lost_steps: int | None
     next_round: int | None
@@ -227,7 +228,8 @@ def _recovered(trace: GoodputTrace, fact: RankRecovered, at_s: float) -> None:
 def _closed(trace: GoodputTrace, fact: IncidentClosed, at_s: float) -> None:
     del at_s
     if fact.outcome != "merged":
-        closing = Closing(fact.ledger.detect_s, fact.lost_s, fact.lost_steps, fact.next_round)
+        still_s = fact.ledger.unfinished_s + fact.ledger.detect_s
+        closing = Closing(still_s, fact.lost_s, fact.lost_steps, fact.next_round)
         trace.closings[fact.incident] = closing
 
 

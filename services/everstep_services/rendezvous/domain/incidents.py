@@ -14,6 +14,7 @@ from everstep.messages.documents.rounds import OpenIncident
 from everstep_services.rendezvous.domain.batch import Batch
 
 LedgerEntry = Literal[
+    "unfinished_s",
     "detect_s",
     "evidence_s",
     "decide_s",
@@ -46,7 +47,9 @@ class Sign:
     step: int | None = None
     is_of_code: bool = False
     detect_s: float = 0.0
-    """Seconds from the last progress until now."""
+    """Seconds from the last progress, or from a rank's end, until now."""
+    unfinished_s: float = 0.0
+    """Seconds from the last progress until a rank's end."""
     check: str = ""
     accused: tuple[str, ...] = ()
     """For a failed check: the nodes on which it fails, while others pass it."""
@@ -100,13 +103,21 @@ def started(batch: Batch) -> None:
 
 
 def close(batch: Batch, outcome: IncidentOutcome, reason: str, entry: LedgerEntry) -> None:
-    """Close the incident; the time not counted yet goes into `entry`, or was a restore."""
+    """Close the incident; the time not counted yet goes into `entry`, or was a restore.
+
+    A training that shows no steps was back when its first collective began, if that is known.
+    """
     doc = batch.state.doc
     if doc.incident is None:
         return
     extend(batch, now=True)
-    incident = _count(batch, doc.incident, entry, restore_s=doc.restore_s)
     recovered = outcome == "recovered"
+    moving = batch.timers.started_at("moving", doc.round)
+    if recovered and entry == "other_s" and moving is not None:
+        before_s = batch.now.s - moving
+        incident = _count(batch, doc.incident, "first_step_s", before_s=before_s)
+    else:
+        incident = _count(batch, doc.incident, entry, restore_s=doc.restore_s)
     batch.record(
         IncidentClosed(
             **batch.round_head(incident.round),
@@ -163,7 +174,7 @@ def _open(batch: Batch, sign: Sign) -> OpenIncident:
         opened_at=batch.now.wall,
         round=doc.round,
         counted_until=batch.now.wall,
-        ledger=Ledger(detect_s=max(sign.detect_s, 0.0)),
+        ledger=Ledger(unfinished_s=sign.unfinished_s, detect_s=max(sign.detect_s, 0.0)),
         node=sign.node,
         rank=sign.rank,
         fingerprint=sign.fingerprint,
@@ -250,10 +261,15 @@ def _with_lost(nodes: tuple[str, ...], sign: Sign) -> tuple[str, ...]:
 
 
 def _count(
-    batch: Batch, incident: OpenIncident, entry: LedgerEntry, *, restore_s: float = 0.0
+    batch: Batch,
+    incident: OpenIncident,
+    entry: LedgerEntry,
+    *,
+    restore_s: float = 0.0,
+    before_s: float = 0.0,
 ) -> OpenIncident:
-    """Put the time not counted yet into one entry, except the time of a restore."""
-    left_s = _elapsed_s(batch, incident)
+    """Put the time not counted yet, until `before_s` ago, into one entry, except a restore's."""
+    left_s = max(_elapsed_s(batch, incident) - before_s, 0.0)
     restored_s = min(max(restore_s, 0.0), left_s)
     return _moved(batch, incident, {entry: left_s - restored_s, "restore_s": restored_s})
 

@@ -1,7 +1,7 @@
 """Acts on what agents report about their part of the round."""
 
 from everstep.incident_causes import known_cause
-from everstep.lost_steps import steps_again_in_words
+from everstep.lost_steps import FIRST_STEP, steps_again_in_words
 from everstep.messages import (
     Report,
     Reported,
@@ -62,6 +62,9 @@ def _goes_on(batch: Batch, seat: Seat, report: Report) -> None:
             _started(batch, seat, report)
         case "first_step":
             _first_step(batch, report)
+        case "first_collective":
+            ago_s = max(report.last_progress_age_s or 0.0, 0.0)
+            batch.timers.restart("moving", batch.state.doc.round, ago_s=ago_s)
         case "finished":
             _finished(batch, seat)
         case "preempted":
@@ -161,7 +164,7 @@ def _first_step(batch: Batch, report: Report) -> None:
 def _recovered(batch: Batch) -> None:
     incident, doc = batch.state.doc.incident, batch.state.doc
     if incident is not None:
-        reason = f"{incident.reason}; round {doc.round} has made its first step"
+        reason = f"{incident.reason}; round {doc.round} {FIRST_STEP}"
         if again := steps_again_in_words(doc.round, doc.first_step, doc.reached_step):
             reason += f"; {again}"
         incidents.close(batch, "recovered", reason, "first_step_s")
@@ -197,9 +200,9 @@ def _bad(batch: Batch, report: Report) -> None:
 
 
 def _sign(report: Report) -> Sign:
-    detect_s = report.age_s
-    if report.last_progress_age_s is not None:
-        detect_s = max(report.last_progress_age_s, 0.0)
+    still_s = max(report.age_s, report.last_progress_age_s or 0.0)
+    is_end = report.event == "rank_exited"  # its moment is known: only what follows is detection
+    detect_s = max(report.age_s, 0.0) if is_end else still_s
     return Sign(
         known_cause(report.event),
         report.reason,
@@ -211,4 +214,5 @@ def _sign(report: Report) -> Sign:
         step=report.step,
         is_of_code=report.is_of_code,
         detect_s=detect_s,
+        unfinished_s=still_s - detect_s,
     )

@@ -14,6 +14,7 @@ TimerName = Literal[
     "extended",
     "form",
     "lived",
+    "moving",
     "observed",
     "phase",
     "planned",

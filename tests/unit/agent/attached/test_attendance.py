@@ -194,3 +194,35 @@ def test_where_no_rank_comes_nothing_is_said() -> None:
     world.now += 10
     assert world.is_over()
     assert world.here.over(world.now) == []
+
+
+def test_ranks_that_go_on_in_their_processes_without_a_lost_one_have_recovered() -> None:
+    world = World()
+    world.round(1)
+    (opens,) = world.gone(r1=RankExit(signal="SIGKILL"))
+    assert isinstance(opens, IncidentOpens)
+    world.now += 2
+    (closes,) = world.here.went_on(world.now)
+    assert isinstance(closes, IncidentCloses)
+    assert (closes.outcome, closes.ledger.wall_s) == ("recovered", 2.0)
+    assert "restarted in their processes without it" in closes.reason
+    assert world.here.went_on(world.now) == [], "each of them tells it"
+    (ends,) = world.gone(r0=GOOD)
+    assert isinstance(ends, RoundEnds)
+    assert ends.cause == "done"
+    (over,) = world.here.over(world.now)
+    assert isinstance(over, JobOver)
+    assert (over.state, over.exit_code) == ("done", 0)
+    assert "but rank 1" in over.reason
+
+
+def test_a_rank_that_fails_after_the_others_went_on_without_one_is_a_failure() -> None:
+    world = World(max_restarts=0)
+    world.round(1)
+    world.gone(r1=RankExit(signal="SIGKILL"))
+    world.here.went_on(world.now)
+    opens = world.gone(r0=BAD)[0]
+    assert isinstance(opens, IncidentOpens)
+    over = world.here.over(world.now)[-1]
+    assert isinstance(over, JobOver)
+    assert (over.state, over.reason) == ("failed", "rank 0 exited with 3; no other round followed")

@@ -78,11 +78,16 @@ def test_a_recovery_that_nobody_saw_has_only_a_limit() -> None:
     none = ("lost_steps", "restored_step", "restored_tier", "lost_s")
     unseen = dict.fromkeys(none) | {
         "incident": "i", "job": "j", "outcome": "recovered", "round": 1, "next_round": 2,
-        "ledger": ledger | {"other_s": 5.3},
+        "ledger": ledger | {"other_s": 5.3}, "story": "every rank has finished",
     }  # fmt: skip
     told = "no step was seen"
     assert next(iter(story(unseen))) == "incident i of j: recovered within 5.3 s"
     assert told in "".join(PARTS["Where the time went"](unseen))
+    first = unseen | {"ledger": ledger | {"other_s": 0.0, "first_step_s": 0.3, "wall_s": 0.9}}
+    assert next(iter(story(first))) == "incident i of j: recovered in 900 ms"
+    assert "until the first collective began" in "".join(PARTS["Where the time went"](first))
+    stepped = first | {"story": "rank 1 was ended by SIGKILL; round 2 has made its first step"}
+    assert told not in "".join(PARTS["Where the time went"](stepped))
     stayed = unseen | {"next_round": 1}
     assert next(iter(story(stayed))) == "incident i of j: recovered in 5.3 s"
     assert told not in "".join(PARTS["Where the time went"](stayed))

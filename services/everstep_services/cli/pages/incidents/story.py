@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
+from everstep.lost_steps import FIRST_STEP
 from everstep.units import size
 from everstep_services.cli.api.client import Api, job_path
 from everstep_services.cli.cells import (
@@ -31,7 +32,14 @@ from everstep_services.cli.output import echo, print_record
 from everstep_services.cli.pages.incidents.stall import stall_lines
 from everstep_services.cli.pages.incidents.verdict import verdict_lines
 
-_LEDGER = ("detect", "evidence", "decide", "stop", "rendezvous", "start", "restore", "first_step")
+_LEDGER = {
+    "unfinished": "unfinished step", "detect": "detect", "evidence": "evidence",
+    "decide": "decide", "stop": "stop", "rendezvous": "rendezvous", "start": "start",
+    "restore": "restore", "first_step": "first step", "other": "other",
+}  # fmt: skip
+_NO_STEP = "first step: no step was seen; it counts until the first collective began"
+_NO_STEP_WAITED = "other: no step was seen; it counts until the ranks had run for a while, or ended"
+_CLOSED_LATE = ": its ranks had run for a while, or ended"
 _SLOW_SHOWN = 3
 _ID = re.compile("[0-9A-Za-z_-]{1,128}")
 _WHOLE_ID = 32
@@ -180,7 +188,7 @@ def slow_job_lines(job: Record) -> Iterator[str]:
 def story(incident: Record) -> Iterator[str]:
     """The lines of a story, the most important first."""
     lasted = wall_s(incident)
-    within = "within" if _saw_no_step(incident) else "in"
+    within = "within" if _saw_no_step(incident) and _waited(incident) else "in"
     took = "" if lasted is None else f" {within} {span(lasted)}"
     name, job = cell(incident["incident"]), cell(incident["job"])
     yield f"incident {name} of {job}: {outcome(incident)}{took}"
@@ -358,7 +366,7 @@ def _timeline(incident: Record) -> Iterator[str]:
         (incident["progress_at"], "last progress"),
         (zero, "first report"),
         *((row["decided_at"], f"decided: {cell(row['action'])}") for row in incident["actions"]),
-        (incident["closed_at"], outcome(incident)),
+        (incident["closed_at"], outcome(incident) + _CLOSED_LATE * _saw_no_step(incident)),
     ]
     for row in incident["rounds"]:
         number = row["round"]
@@ -390,24 +398,30 @@ def _saw_no_step(incident: Record) -> bool:
 
     Ranks that restart in their processes, or stall for a while, stay in their round.
     """
-    ledger, is_another = incident["ledger"], incident["next_round"] != incident["round"]
+    is_another = incident["next_round"] != incident["round"]
     is_well = incident["outcome"] == "recovered" and is_another
-    return is_well and ledger is not None and bool(ledger["other_s"])
+    return is_well and FIRST_STEP not in (incident["story"] or FIRST_STEP)
+
+
+def _waited(incident: Record) -> bool:
+    """Whether the time until the incident was closed counts, as nothing showed a recovery."""
+    return incident["ledger"] is not None and bool(incident["ledger"]["other_s"])
 
 
 def _ledger(incident: Record) -> Iterator[str]:
     ledger = incident["ledger"]
     if ledger is None:
         return
-    entries = [(name, ledger[f"{name}_s"]) for name in (*_LEDGER, "other")]
     rows = [
-        (name.replace("_", " "), seconds, ledger["wall_s"]) for name, seconds in entries if seconds
+        (label, seconds, ledger["wall_s"])
+        for name, label in _LEDGER.items()
+        if (seconds := ledger.get(f"{name}_s"))  # an older service does not tell the first
     ]
     yield "where the time went"
     lines = [(name, f"{seconds:8.3f} s", bar(seconds, whole)) for name, seconds, whole in rows]
     yield from aligned([*lines, ("in all", f"{ledger['wall_s']:8.3f} s", "")])
     if _saw_no_step(incident):
-        yield "  other: no step was seen; it counts until the ranks had run for a while, or ended"
+        yield f"  {_NO_STEP_WAITED if _waited(incident) else _NO_STEP}"
     if incident["lost_steps"]:
         again = f"{counted(incident['lost_steps'], 'step')} again"
         worth = f" ({span(incident['lost_s'])})" if incident["lost_s"] else ""

@@ -107,7 +107,12 @@ def _shown_piece(
 class LedgerOut(Answer):
     """Where an incident's time went: the entries sum to its wall time."""
 
-    detect_s: float = Field(description="The time from the last progress to the first report.")
+    unfinished_s: float = Field(
+        description="The time from the last progress until a rank ended: the step was cut off."
+    )
+    detect_s: float = Field(
+        description="From there, or from the last progress if no rank ended, to the first report."
+    )
     evidence_s: float = Field(
         description="The time to collect evidence before the ranks were stopped."
     )
@@ -118,7 +123,10 @@ class LedgerOut(Answer):
     rendezvous_s: float = Field(description="The time until the next round had formed.")
     start_s: float = Field(description="The time until the last rank of that round ran.")
     restore_s: float = Field(description="The time until the state was restored.")
-    first_step_s: float = Field(description="The time until the first step was finished.")
+    first_step_s: float = Field(
+        description="The time until the first step was finished, or a collective began if none was "
+        "seen."
+    )
     other_s: float = Field(description="Time that belongs to none of these.")
     wall_s: float = Field(description="The sum of all entries.")
 
