@@ -8,7 +8,10 @@ from everstep_services.cli.api.client import Api
 from everstep_services.cli.errors import CliError
 from everstep_services.cli.machine.state import RunningServices, StateDir
 
-PHASES = ("detect", "evidence", "decide", "stop", "rendezvous", "start", "first_step", "other")
+PHASES = (
+    "unfinished", "detect", "evidence", "decide", "stop", "rendezvous", "start",
+    "first_step", "other",
+)  # fmt: skip
 _LOOK_EVERY_S = 0.05
 
 

@@ -9,7 +9,10 @@ from tests.e2e.cluster import Cluster
 from tests.e2e.processes import SCRIPTS
 from tests.waiting import WITHIN_S, until
 
-PHASES = ("detect", "evidence", "decide", "stop", "rendezvous", "start", "first_step", "other")
+PHASES = (
+    "unfinished", "detect", "evidence", "decide", "stop", "rendezvous", "start",
+    "first_step", "other",
+)  # fmt: skip
 
 
 def test_a_killed_rank_is_back_and_all_of_it_is_on_record(cluster: Cluster) -> None:
