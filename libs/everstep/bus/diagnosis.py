@@ -32,9 +32,11 @@ from everstep.bus.settings import BusSettings
 Noticing = Callable[..., AbstractContextManager[None]]
 
 OLDEST_SERVER = (2, 11)
+_BATCHES_SINCE = (2, 12)
 NOT_AVAILABLE = frozenset({10008, 10009})
 """No server leads at this moment: while a leader is chosen, or most servers are away."""
 _ABOUT_US = "$JS.API.INFO"
+_ASK_AGAIN_S = 1.0
 _VIOLATION = "authorization violation"
 _REFUSALS = (_VIOLATION, "authentication expired")
 _LATE = "authentication timeout"
@@ -142,7 +144,7 @@ def credentials_expired(error: Exception, settings: BusSettings) -> BusError | N
 
 def check_server(client: Client, settings: BusSettings) -> None:
     """Raise if the server lacks a feature that we rely on."""
-    version = str(client._server_info.get("version", "0"))  # noqa: SLF001  its own property drops the patch level
+    version = _version(client)
     if version_of(version) < OLDEST_SERVER:
         raise ServerTooOldError(
             f"the server at {settings.url} is NATS {version}; Everstep needs "
@@ -168,8 +170,7 @@ async def check_account(
                 limit.reschedule(asyncio.get_running_loop().time())
 
             with noticing(denied=on_denied):
-                await client.publish(_ABOUT_US, b"", reply=answers.subject)
-                answer = await answers.next_msg(timeout=None)
+                answer = await _answer(client, answers)
     except TimeoutError as error:
         if denied:
             raise BusDeniedError(
@@ -183,6 +184,16 @@ async def check_account(
         if not client.is_closed:
             await _unsubscribe(answers)
     _check_answer(answer, settings)
+
+
+async def _answer(client: Client, answers: Subscription) -> Msg:
+    """Ask until somebody answers: servers that have not elected a leader yet answer nothing."""
+    while True:
+        await client.publish(_ABOUT_US, b"", reply=answers.subject)
+        try:
+            return await answers.next_msg(timeout=_ASK_AGAIN_S)
+        except nats_errors.TimeoutError:
+            continue
 
 
 def _check_answer(answer: Msg, settings: BusSettings) -> None:
@@ -204,6 +215,15 @@ async def _unsubscribe(subscription: Subscription) -> None:
             await subscription.unsubscribe()
     except (nats_errors.Error, TimeoutError):
         return  # it has unsubscribed itself after its only message
+
+
+def has_batches(client: Client) -> bool:
+    """Whether the server takes atomic batches; older ones store their messages one by one."""
+    return version_of(_version(client)) >= _BATCHES_SINCE
+
+
+def _version(client: Client) -> str:
+    return str(client._server_info.get("version", "0"))  # noqa: SLF001  its own property drops the patch level
 
 
 def version_of(text: str) -> tuple[int, ...]:

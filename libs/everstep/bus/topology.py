@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from everstep import subjects
+from everstep.bus.diagnosis import has_batches
 from everstep.bus.errors import BusError, BusRefusedError, NoStreamError, TopologyError
 from everstep.bus.jetstream import JetStream
 from everstep.bus.settings import Retention
@@ -25,6 +26,7 @@ CHECKPOINTS, CASES, NOTICES = "CHECKPOINTS", "CASES", "NOTICES"
 LEASES, PROBE = "LEASES", "PROBE"
 
 _VERIFY_EVERY_S = 60.0
+_BATCHES = "allow_atomic"
 _SECOND = 1_000_000_000
 _DAY = 24 * 3600 * _SECOND
 _MIB = 1024 * 1024
@@ -55,6 +57,7 @@ def plans(replicas: int, retention: Retention) -> list[StreamPlan]:
         "duplicate_window": 120 * _SECOND,
         "max_consumers": 256,
         "deny_delete": True,
+        _BATCHES: True,
     }
     evidence = {
         "subjects": [subjects.BLOBS],
@@ -127,6 +130,8 @@ async def init(
     """
     done: list[str] = []
     for plan in plans(replicas, retention or Retention()):
+        if not has_batches(jetstream.connection.client):
+            plan.config.pop(_BATCHES, None)
         word = await _ensure(jetstream, plan, correct=correct)
         if word != "kept":
             log.info("stream_%s name=%s", word, plan.name)

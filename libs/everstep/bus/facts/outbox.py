@@ -6,11 +6,14 @@
 
 The next window is sent once the whole window is settled, so facts of one process stay in order,
 also through a reconnect. The stream recognizes a second copy by its `Nats-Msg-Id`.
+
+A large window is first sent as an atomic batch, which the stream stores with one fsync, or not at
+all. After any refusal or silence its facts are sent one by one (ADR-0098).
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,6 +26,7 @@ from everstep import subjects
 from everstep.backoff import Backoff, jittered_s
 from everstep.bus.background import in_background
 from everstep.bus.connection import Connection
+from everstep.bus.diagnosis import has_batches
 from everstep.bus.errors import (
     BusError,
     BusTimeoutError,
@@ -42,6 +46,10 @@ from everstep.messages.codec import MAX_MESSAGE_BYTES, encode
 log = logging.getLogger(__name__)
 
 _WINDOW = 1000
+"""Also the most messages of a batch."""
+_BATCH_LEAST = 32
+"""A batch costs the server some six files, whatever its size."""
+_BATCHES_OFF = 10174
 _RETRY_FIRST_S = 0.1
 _RETRY_MAX_S = 5.0
 _MESSAGE_TOO_LARGE = 10054
@@ -63,8 +71,9 @@ class _Group:
 class _Window:
     """Facts sent together, and the outcome of each."""
 
-    def __init__(self, records: list[bytes]) -> None:
+    def __init__(self, records: list[bytes], *, is_batch: bool) -> None:
         self.waiting = dict(enumerate(records))
+        self.is_batch = is_batch
         self.rejected: list[bytes] = []
         self.trouble: BusError | None = None
         self.settled = asyncio.Event()
@@ -97,8 +106,10 @@ class Outbox:
         self._advanced = asyncio.Event()
         self._came_up = asyncio.Event()
         self._window: _Window | None = None
+        self._takes_batches = True
         self._number = 0
         self._inbox = f"{connection.inbox_prefix}.{Client().new_inbox().rpartition('.')[2]}"
+        self._batches = self._inbox.rpartition(".")[2]
         self._said: set[str] = set()
         self.trouble: BusError | None = None
         self.counters = {"recorded": 0, "acknowledged": 0, "resent": 0, "rejected": 0}
@@ -166,17 +177,21 @@ class Outbox:
 
     async def _deliver(self, records: list[bytes]) -> None:
         """Return when the stream has stored or finally rejected every record."""
-        window = _Window(records)
+        window = _Window(records, is_batch=len(records) >= _BATCH_LEAST and self._takes_batches)
         backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
         while True:
             await self._connection.wait_connected()
             self._came_up.clear()
+            window.is_batch &= has_batches(self._connection.client)
             await self._send(window)
+            was_batch, window.is_batch = window.is_batch, False
             if window.rejected:
                 await self._set_aside(window)
             if not window.waiting:
                 self.trouble = None
                 return
+            if was_batch and window.trouble is None:
+                continue
             self._complain(window.trouble)
             self.counters["resent"] += len(window.waiting)
             try:
@@ -198,11 +213,8 @@ class Outbox:
         try:
             client = self._connection.client
             async with asyncio.timeout(limit_s):
-                for index, record in list(window.waiting.items()):
-                    subject, id_, data = record.split(b"\n", 2)
-                    await client.publish(
-                        subject.decode(), data, f"{reply}{index}", {"Nats-Msg-Id": id_.decode()}
-                    )
+                for message in self._messages(window, reply):
+                    await client.publish(*message)
                 if window.waiting:
                     await window.settled.wait()
         except TimeoutError:
@@ -216,6 +228,22 @@ class Outbox:
             if isinstance(window.trouble, BusTimeoutError | NoLeaderError):
                 self._connection.unanswered(sent_at)
 
+    def _messages(
+        self, window: _Window, reply: str
+    ) -> Iterator[tuple[str, bytes, str, dict[str, str]]]:
+        """Return what is published for each waiting record; one answer is asked for a batch."""
+        last = len(window.waiting)
+        for number, (index, record) in enumerate(list(window.waiting.items()), 1):
+            subject, id_, data = record.split(b"\n", 2)
+            headers = {"Nats-Msg-Id": id_.decode()}
+            if window.is_batch:
+                batch = f"{self._batches}-{self._number}"
+                headers |= {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(number)}
+                if number == last:
+                    headers["Nats-Batch-Commit"] = "1"
+            is_asked = number == last or not window.is_batch
+            yield subject.decode(), data, f"{reply}{index}" if is_asked else "", headers
+
     async def on_ack(self, message: Msg) -> None:
         number, _, index = message.subject.rpartition(".")
         window = self._window
@@ -225,9 +253,14 @@ class Outbox:
         if ack is None:
             window.stop(NoLeaderError("the stream of facts"))
         elif ack.error is None:
-            window.waiting.pop(int(index), None)
+            settled = list(window.waiting) if window.is_batch else [int(index)]
+            for position in settled:
+                window.waiting.pop(position, None)
             self._connection.acknowledged()
-            self.counters["acknowledged"] += 1
+            self.counters["acknowledged"] += len(settled)
+        elif window.is_batch:
+            self._takes_batches = ack.error.err_code != _BATCHES_OFF
+            window.settled.set()
         elif ack.error.err_code == _MESSAGE_TOO_LARGE:
             self._say_rejected(ack.error.description)
             window.reject(int(index))
@@ -261,6 +294,7 @@ class Outbox:
     # -- events of the connection ---------------------------------------------------------
 
     def came_up(self) -> None:
+        self._takes_batches = True
         self._came_up.set()
 
     def went_down(self) -> None:
@@ -276,6 +310,8 @@ class Outbox:
         for index, record in list(window.waiting.items()):
             if record.partition(b"\n")[0].decode().lower() == subject:
                 window.reject(index)
+        if window.is_batch:
+            window.settled.set()  # it lacks that fact, so nobody stores it
 
     # -- for the owner ---------------------------------------------------------------------
 
