@@ -4,12 +4,17 @@ import asyncio
 import random
 from contextlib import AsyncExitStack
 from functools import partial
+from operator import not_
 
+import msgspec
 import pytest
 
+from everstep import subjects
 from everstep.bus import connect
 from everstep.bus.client import NatsBus
-from everstep.bus.errors import BusError
+from everstep.bus.errors import BusError, BusTimeoutError
+from everstep.ids import new_id
+from everstep.messages import StandBy
 from tests.cluster.servers import NAMES, Cluster
 from tests.waiting import until_async
 
@@ -32,6 +37,11 @@ async def moved(cluster: Cluster, bus: NatsBus, *names: str, within_s: float) ->
 
 async def writes(bus: NatsBus) -> bool:
     await bus.prove()
+    return True
+
+
+async def knows_all(bus: NatsBus) -> bool:
+    await bus.prove_servers()
     return True
 
 
@@ -72,6 +82,49 @@ async def test_a_server_that_acknowledges_no_write_is_left(cluster: Cluster) -> 
         await asyncio.to_thread(cluster.isolate, first)
         await until_async(partial(writes, bus), "it writes", despite=(BusError,))
         assert server_of(cluster, bus) != first
+
+
+async def test_a_node_behind_a_cut_server_is_not_gone(
+    cluster: Cluster, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other servers report at once that nobody subscribes there."""
+    subject, order = subjects.order(job, "n1"), StandBy(id=new_id(), job=job, round=1, reason="")
+    agents = await cluster.grant(job)
+    settings = cluster.settings("service", "a", reconnect_jitter_s=0.01)
+    at_c = msgspec.structs.replace(agents, url=cluster.settings("service", "c").url)
+    async with connect(settings, "rendezvous") as bus:
+        async with connect(at_c, "agent") as agent, agent.subscribe(subject, StandBy):
+            assert await bus.deliver(subject, order, within_s=10)
+            await asyncio.to_thread(cluster.isolate, "c", "cut")
+            await until_async(
+                lambda: bus.deliver(subject, order, within_s=0.5),
+                "it is heard by way of another server",
+                holds=lambda is_there: is_there or pytest.fail("it was taken for gone"),
+                despite=(BusError,),
+            )
+        await asyncio.to_thread(cluster.heal)
+        monkeypatch.setattr("everstep.bus.client.SERVER_GRACE_S", 0.1)
+        await until_async(
+            lambda: bus.deliver(subject, order, within_s=0.5),
+            "it is known to be gone", holds=not_, despite=(BusError,),
+        )  # fmt: skip
+
+
+async def test_a_server_that_is_silent_proves_that_nothing_is_known_of_its_clients(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader = await asyncio.to_thread(cluster.leader, "KV_PROBE")
+    near, away = others(leader)
+    async with connect(cluster.settings("service", near), "health") as bus:
+        await bus.prove_servers()
+        await asyncio.to_thread(cluster.isolate, away)
+        await bus.prove(0)  # most servers are reached
+        with pytest.raises(BusTimeoutError, match="its clients may be alive"):
+            await until_async(bus.prove_servers, "never", holds=lambda _: False)
+        monkeypatch.setattr("everstep.bus.client.SERVER_GRACE_S", 1.6)
+        await until_async(
+            partial(knows_all, bus), "after a while its clients have left it", despite=(BusError,)
+        )
 
 
 async def test_clients_return_to_a_server_that_has_come_back(

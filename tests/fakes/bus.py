@@ -208,6 +208,9 @@ class MemoryBus:
     def rank_logs(self) -> "MemoryRankLogs":
         return MemoryRankLogs(self._server)
 
+    async def prove_servers(self) -> None:
+        await self.prove()
+
     async def prove(self, size_bytes: int = 0) -> None:
         self._need_server()
         if not self._server.acknowledges:

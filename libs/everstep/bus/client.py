@@ -25,7 +25,7 @@ from everstep.bus.facts.reader import NatsFactReader, open_reader
 from everstep.bus.inbox import BoundedInbox, Counted
 from everstep.bus.jetstream import JetStream, open_jetstream
 from everstep.bus.leases import NatsLeases
-from everstep.bus.ports import PROOF_BYTES, Handler, M, StreamPosition
+from everstep.bus.ports import PROOF_BYTES, SERVER_GRACE_S, Handler, M, StreamPosition
 from everstep.bus.rank_logs import NatsRankLogs
 from everstep.bus.settings import BusSettings
 from everstep.bus.topology import PROBE
@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 _BEATS_KEPT = 4096
 _BURST = 512
 _MARK = "Everstep-Acknowledge"
+_SILENT_S = 1.5
+"""The leader of a stream hears each server once a second."""
 _HEARD = b"+"
 
 
@@ -129,7 +131,17 @@ class NatsBus:
     async def deliver(self, subject: str, message: Message, *, within_s: float) -> bool:
         about = {"everstep.job": subjects.job_of(subject)}
         with spans.span(f"deliver {tag_of(message)}", "client", about):
-            return await _deliver(self._jetstream, subject, message, within_s=within_s)
+            is_there = await _deliver(self._jetstream, subject, message, within_s=within_s)
+        servers = self._connection.choice
+        if not is_there and servers.is_cluster:
+            changed_s = asyncio.get_running_loop().time() - servers.changed_at
+            if changed_s < SERVER_GRACE_S:
+                raise BusUnreachableError(
+                    f"nobody subscribes to {subject}, but a server of the bus went or came "
+                    f"{changed_s:.1f} s ago: its clients may be alive"
+                )
+            await self.prove_servers()
+        return is_there
 
     # -- facts -----------------------------------------------------------------------------
 
@@ -193,6 +205,19 @@ class NatsBus:
         document = await bucket.get(key)
         if document.revision < revision:
             raise BusTimeoutError(f"the bus stored {PROBE}/{key} but does not return it")
+
+    async def prove_servers(self) -> None:
+        await self.prove(0)
+        if not self._connection.choice.is_cluster:
+            return
+        group = (await self._jetstream.api(f"STREAM.INFO.KV_{PROBE}")).get("cluster") or {}
+        for copy in group.get("replicas") or ():
+            silent_s = copy.get("active", 0) / 1e9
+            if _SILENT_S < silent_s < SERVER_GRACE_S:
+                raise BusTimeoutError(
+                    f"server {copy['name']} of the bus has been silent for {silent_s:.1f} s: its "
+                    f"clients may be alive"
+                )
 
     def statistics(self) -> dict[str, float]:
         """Counters and levels, for `/metrics`."""

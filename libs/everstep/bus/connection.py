@@ -315,6 +315,11 @@ class Connection:
         self._choice.acknowledged()
 
     @property
+    def choice(self) -> ServerChoice:
+        """The servers of the bus."""
+        return self._choice
+
+    @property
     def silent_s(self) -> float:
         """For how long streams have not acknowledged what this process writes."""
         since = self._choice.silent_since

@@ -10,6 +10,8 @@ from everstep.messages.rank_logs import LogIndex, LogPiece
 
 M = TypeVar("M", bound=Message)
 M_co = TypeVar("M_co", bound=Message, covariant=True)
+SERVER_GRACE_S = 15.0
+"""Clients leave a server that is cut off, or was killed, within half of this time."""
 PROOF_BYTES = 64 * 1024
 """As large as many facts: a smaller proof would still fit on a disk that is almost full."""
 Handler = Callable[[Message], Awaitable[Message]]
@@ -303,5 +305,12 @@ class Bus(Protocol):
         """Write something and read it back, or raise the error that says why not.
 
         It fails where most servers of a cluster cannot be reached, so that nothing may be decided.
+        """
+        ...
+
+    async def prove_servers(self) -> None:
+        """As `prove`, and raise while any server of a cluster has been silent for a short time.
+
+        Its clients live, but cannot be heard here. After `SERVER_GRACE_S` they have left it.
         """
         ...

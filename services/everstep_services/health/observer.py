@@ -87,9 +87,9 @@ class ReadLag:
 
 
 class WriteProof:
-    """Proves by writes that most servers of the bus are reached.
+    """Proves by writes that the servers of the bus are reached, most of them and each other one.
 
-    Where they are not, the nodes behind the other servers are silent, and nobody may judge them.
+    The nodes behind a server that is not reached are silent, and nobody may judge them.
     """
 
     def __init__(self, bus: Bus, clock: Clock) -> None:
@@ -124,7 +124,7 @@ class WriteProof:
             await self._is_needed.wait()
             begun = self._clock.now()
             try:
-                await self._bus.prove(0)
+                await self._bus.prove_servers()
             except (EverstepError, TimeoutError) as error:
                 log.info("nothing_proven error=%s", error)
             else:

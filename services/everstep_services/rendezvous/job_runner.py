@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 import msgspec
 
@@ -48,6 +49,7 @@ _DECODER = msgspec.json.Decoder(RoundDocument)
 _TIDY_AFTER_S = 1.0
 _RESCUE_AFTER_S = 3.0
 _RETRY_S = 0.5
+_CURRENT_FOR_S = 1.0
 _ATTEMPTS = 50
 _SENDS_AT_ONCE = 200
 Pending = list[tuple[Event, asyncio.Future[Message] | None]]
@@ -104,6 +106,8 @@ class JobRunner:
         self._returns = around.bus.returns
         self._job: RendezvousJob | None = None
         self._revision: int | None = None
+        self._current_at = -inf
+        """When this replica last read or wrote the newest document."""
         self._stored_outbox = False
         self._news: Document | None = None
         self._wake_at: float | None = None
@@ -220,7 +224,7 @@ class JobRunner:
     ) -> bool:
         """Write what was decided; False if another replica has written since this one read."""
         if not outcome.is_changed:
-            return not (may_be_outdated(events, outcome) and await self._is_outdated())
+            return not (self._may_be_outdated(events, outcome) and await self._is_outdated())
         try:
             await self._write(job)
         except ConflictError:
@@ -268,7 +272,17 @@ class JobRunner:
                 self._revision = await self._documents.put(self._name, data, revision=revision)
         except TimeoutError as error:
             raise BusError(f"job {self._name}: its document was not written in time") from error
+        self._current_at = self._around.clock.now()
         self._stored_outbox = bool(job.outbox)
+
+    def _may_be_outdated(self, events: Sequence[Event], outcome: BatchOutcome) -> bool:
+        """Whether agents ask what only a newer document may know.
+
+        A replica that was cut off has heard no news, and an agent that waits may always ask it.
+        """
+        asks = any(isinstance(event, Join) for event in events)
+        is_due = self._around.clock.now() - self._current_at >= _CURRENT_FOR_S
+        return (asks and is_due) or may_be_outdated(events, outcome)
 
     async def _is_outdated(self) -> bool:
         """Whether another replica has written since; if so, forget what this replica knows.
@@ -277,6 +291,7 @@ class JobRunner:
         """
         await self._around.bus.prove(0)
         stored = await self._documents.get(self._name)
+        self._current_at = self._around.clock.now()
         if stored.data is None or stored.revision <= (self._revision or 0):
             return False
         self._revision = None

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import msgspec
+import pytest
 
 from everstep.clock import SystemClock
 from everstep.messages import Joined, Leave, Report, Reported, RoundDocument, StartRanks
@@ -117,6 +118,21 @@ async def test_an_agent_leaves_although_this_replica_has_not_heard_of_it() -> No
         leave = Leave(job="j", node="a", instance="a-1", round=1, cause="operator", reason="bye")
         await second.ask(leave)
         assert (await seats(server))["a"] == "gone"
+
+
+async def test_an_agent_that_waits_hears_of_the_round_from_a_replica_that_was_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Servers pass its questions to the nearest replica, always to the same one."""
+    monkeypatch.setattr("everstep_services.rendezvous.job_runner._CURRENT_FOR_S", 0.0)
+    server, world = MemoryServer(), World(spec(2))
+    async with replicas(server, 2) as (first, second):
+        await first.ask(world.ask("b"))
+        await second.ask(world.ask("b"))
+        await joined(first, world)
+        reply = await second.ask(world.ask("b"))
+        assert isinstance(reply, Joined)
+        assert isinstance(reply.order, StartRanks)
 
 
 async def test_a_report_that_is_old_for_all_replicas_is_answered_as_such() -> None:

@@ -8,6 +8,7 @@ write. When a server has come back, its share of all clients moves to it.
 import random
 from collections.abc import Collection
 from dataclasses import dataclass
+from math import inf
 
 from everstep.backoff import Backoff
 
@@ -37,6 +38,8 @@ class ServerChoice:
         self._unanswered_since: float | None = None
         self.silent_since: float | None = None
         """When the first write was sent after the last one that was acknowledged."""
+        self.changed_at = -inf
+        """When the server last reported other servers than before."""
         self._waits = Backoff(_WAIT_FIRST_S, _WAIT_MOST_S)
         self._stays_until = self._settles_until = 0.0
 
@@ -46,6 +49,8 @@ class ServerChoice:
         `is_first`: it is the server's first report on this connection.
         """
         before, self._servers = self._servers, frozenset(servers)
+        if before and before != self._servers:
+            self.changed_at = now
         count = len(self._servers)
         if 0 < 2 * count <= self._most:
             move = self._away(now, f"it reaches {count} of {self._most} servers")
@@ -62,6 +67,11 @@ class ServerChoice:
         # A server that has just come back finds the others one by one: they have not come back.
         self._settles_until = now + after_s + _SETTLES_S
         return Move(after_s, "a server has come back", random.choice(returned))  # noqa: S311
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether there are, or were, several servers."""
+        return self._most > 1 or len(self._servers) > 1 or self.changed_at > -inf
 
     def acknowledged(self) -> None:
         """A write was acknowledged."""
