@@ -14,6 +14,7 @@ from everstep.bus.connection import Connection
 from everstep.bus.facts.outbox import Outbox
 from everstep.bus.facts.spool import Spool
 from everstep.bus.jetstream import JetStream
+from everstep.bus.server.copies import ServerWatch
 from everstep.clock import SystemClock
 from everstep.ids import id_from
 from everstep.observe.metrics import MetricRegistry
@@ -269,6 +270,13 @@ MEANINGS: Mapping[str, str] = {
     "each reason.",
     "everstep_bus_unacknowledged_seconds": "How long no stream has acknowledged a write of this "
     "process: most servers of the bus are away, or out of its reach.",
+    "everstep_servers_seen": "Servers of the bus that have copies of streams; 0 with one server.",
+    "everstep_servers_away": "Those that the leaders of streams do not reach.",
+    "everstep_servers_lagging": "Those whose copies are not current.",
+    "everstep_servers_lag_messages": "The most messages that a copy lacks.",
+    "everstep_servers_streams_without_leader": "Streams and buckets that nobody can write.",
+    "everstep_servers_store_ratio": "How full the fullest stream is of those that refuse what does "
+    "not fit: evidence and documents.",
     "everstep_bus_facts_pending_bytes": "Bytes in the spool that the stream does not have yet.",
     "process_virtual_memory_bytes": "Virtual memory of the process.",
     "process_resident_memory_bytes": "Resident memory of the process.",
@@ -300,6 +308,7 @@ _PARTS = (
     ("Jobs, shown by the history service that writes the record", ("everstep_job_",)),
     ("Notifications, in the history service", ("everstep_notify_",)),
     ("The bus, as one process sees it", ("everstep_bus_",)),
+    ("The servers of the bus, as history sees them", ("everstep_servers_",)),
 )
 _SPOOL = "\nMetrics with `facts_` exist in processes that record facts.\n"
 
@@ -334,6 +343,7 @@ def families() -> Iterator[Metric]:
     metrics.watch("notify", notifications.statistics)
     metrics.watch("traces", SpanExporter("", "", SystemClock()).statistics)
     metrics.watch("bus", _bus().statistics)
+    metrics.watch("servers", ServerWatch(_bus().jetstream).statistics)
     database = cast("Database", None)
     job_metrics = JobMetrics(
         database, GoodputReader(database), Beats(_bus(), SystemClock()), SystemClock()

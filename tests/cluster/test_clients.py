@@ -13,6 +13,7 @@ from everstep import subjects
 from everstep.bus import connect
 from everstep.bus.client import NatsBus
 from everstep.bus.errors import BusError, BusTimeoutError
+from everstep.bus.server.copies import ServerWatch
 from everstep.ids import new_id
 from everstep.messages import StandBy
 from tests.cluster.servers import NAMES, Cluster
@@ -125,6 +126,23 @@ async def test_a_server_that_is_silent_proves_that_nothing_is_known_of_its_clien
         await until_async(
             partial(knows_all, bus), "after a while its clients have left it", despite=(BusError,)
         )
+
+
+async def test_a_server_that_is_away_shows_in_metrics(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("everstep.bus.server.copies._LOOK_EVERY_S", 0.2)
+    async with connect(cluster.settings("service"), "history") as bus:
+        watch = ServerWatch(bus.jetstream)
+        looking = asyncio.create_task(watch.look_for_ever())
+        await until_async(watch.statistics, "all are seen", holds=lambda it: it["seen"] == 3)
+        assert watch.statistics()["streams_without_leader"] == 0
+        gone = next(name for name in NAMES if name != server_of(cluster, bus))
+        await asyncio.to_thread(cluster.servers[gone].kill)
+        await until_async(
+            watch.statistics, "one is not", holds=lambda it: it["away"] + it["lagging"] == 1
+        )
+        looking.cancel()
 
 
 async def test_clients_return_to_a_server_that_has_come_back(

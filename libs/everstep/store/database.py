@@ -35,6 +35,7 @@ _DRIVERS: Mapping[Kind, tuple[str, str]] = {
     "sqlite": ("sqlite+aiosqlite", "services"),
     "postgresql": ("postgresql+asyncpg", "postgres"),
 }
+_ATTRIBUTES = "target_session_attrs"
 _PROGRESS_EVERY_OPS = 20_000
 
 
@@ -169,6 +170,9 @@ def _engine(url: URL, kind: Kind, limits: StoreLimits, *, for_reading: bool) -> 
         "hide_parameters": True,  # facts may hold what a log must not
     }
     if kind == "postgresql":
+        if for_reading and url.query.get(_ATTRIBUTES) == "read-write":
+            # Only our own reading connections refuse to write, not the server.
+            url = url.update_query_dict({_ATTRIBUTES: "primary"})
         return create_async_engine(
             url,
             pool_pre_ping=True,
@@ -327,6 +331,10 @@ _EXPLAINED: Mapping[str, Callable[[str, str], StoreError]] = {
 """By the beginning of SQLite's error name, or of PostgreSQL's state."""
 
 
+_NO_PRIMARY = "None of the hosts match"
+"""What asyncpg says when all servers are standbys."""
+
+
 @contextmanager
 def named_errors(place: str) -> Generator[None]:
     """Turn what the drivers raise into a `StoreError`; mistakes in our SQL stay as they are."""
@@ -358,8 +366,8 @@ def _named(error: Exception, place: str) -> StoreError | None:
         return named
     if isinstance(error, exc.TimeoutError):
         return DatabaseUnavailableError(place, "all its connections are in use")
-    if isinstance(cause, OSError):
-        return DatabaseAwayError(place, cause.strerror or str(cause) or "no connection")
+    if isinstance(cause, OSError) or _NO_PRIMARY in str(cause):
+        return DatabaseAwayError(place, _why_away(cause))
     lost = isinstance(error, exc.DBAPIError) and error.connection_invalidated
     if lost or isinstance(error, exc.InterfaceError):
         return DatabaseUnavailableError(place, _first_line(cause))
@@ -367,6 +375,12 @@ def _named(error: Exception, place: str) -> StoreError | None:
     if isinstance(error, exc.DataError) or "DataError" in type(cause).__name__:
         return UnstorableError(place, _first_line(cause))
     return None
+
+
+def _why_away(cause: BaseException) -> str:
+    if isinstance(cause, OSError):
+        return cause.strerror or str(cause) or "no connection"
+    return "none of its servers takes writes, promote the standby"
 
 
 def _by_code(error: BaseException, place: str) -> StoreError | None:

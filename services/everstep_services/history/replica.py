@@ -14,6 +14,7 @@ from everstep import subjects
 from everstep.backoff import Backoff
 from everstep.bus import BusSettings, connect, topology
 from everstep.bus.derived_ids import DerivedIds
+from everstep.bus.server.copies import ServerWatch
 from everstep.clock import Clock, SystemClock
 from everstep.messages import Fact, kind_of
 from everstep.messages.codec import encode
@@ -104,8 +105,10 @@ async def opened(  # noqa: PLR0913  each is a part that its process has
             await stop.wait()
             notifier.close()
 
+        servers = ServerWatch(bus.jetstream)
         yield Parts(
             loops=(
+                servers.look_for_ever,
                 projector.project_for_ever,
                 projector.poll_for_ever,
                 partial(_announce_bus_for_ever, connectedness, notifier, clock),
@@ -144,6 +147,7 @@ async def opened(  # noqa: PLR0913  each is a part that its process has
                 "history_retention": retention.statistics,
                 "notify": notifications.statistics,
                 "bus": bus.statistics,
+                "servers": servers.statistics,
             },
             collectors=(job_metrics, TargetMetrics(notifications)),
         )

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from everstep.bus import BusSettings
 
 _WITHIN_S = 5.0
-_LAG_MOST = 1000
 
 
 def bus(invocation: Invocation) -> Diagnoses:
@@ -67,35 +66,27 @@ def examine_streams(
     streams: Sequence[dict[str, Any]], missing: Sequence[str], replicas: int
 ) -> list[Diagnosis]:
     """What the leaders of the streams report about their copies; the worst first."""
-    groups = {str(stream["config"]["name"]): stream.get("cluster") or {} for stream in streams}
+    from everstep.bus.server.copies import examine
+
+    found, diagnoses = examine(streams, missing), []
+    if found.without_leader:
+        text = f"no leader: {_some(found.without_leader)}; nothing can be written there"
+        fix = "start the servers that are away"
+        diagnoses.append(Diagnosis("quorum", Level.CRITICAL, text, fix))
+    for state, servers in (("is away", found.away), ("lags", found.lagging)):
+        for server, names in sorted(servers.items()):
+            text = f"{server} {state}: its copies of {_some(names)} are not current"
+            fix = "start it, or wait until it has caught up; until then no other server may fail"
+            diagnoses.append(Diagnosis("servers", Level.WARNING, text, fix))
     copies = {str(it["config"]["name"]): int(it["config"]["num_replicas"]) for it in streams}
-    diagnoses: list[Diagnosis] = []
-    without = sorted({*missing, *(name for name, group in groups.items() if "leader" not in group)})
-    if without and (missing or max(copies.values(), default=1) > 1):
-        text = f"no leader: {_some(without)}; nothing can be written there"
-        diagnoses.append(
-            Diagnosis("quorum", Level.CRITICAL, text, "start the servers that are away")
-        )
-    behind: dict[str, list[str]] = {}
-    for name, group in groups.items():
-        for copy in group.get("replicas") or ():
-            if copy.get("offline") or not copy.get("current") or copy.get("lag", 0) > _LAG_MOST:
-                state = "is away" if copy.get("offline") else "lags"
-                behind.setdefault(f"{copy['name']} {state}", []).append(name)
-    for server, names in sorted(behind.items()):
-        text = f"{server}: its copies of {_some(sorted(names))} are not current"
-        fix = "start it, or wait until it has caught up; until then no other server may fail"
-        diagnoses.append(Diagnosis("servers", Level.WARNING, text, fix))
-    few = sorted(name for name, count in copies.items() if count < max(replicas, *copies.values()))
+    most = max(replicas, *copies.values(), 1)
+    few = sorted(name for name, count in copies.items() if count < most)
     if few:
-        most = max(replicas, *copies.values())
         text = f"fewer than {most} copies: {_some(few)}"
         fix = f"everstep bus init --replicas {most}"
         diagnoses.append(Diagnosis("copies", Level.WARNING, text, fix))
-    servers = {group["leader"] for group in groups.values() if "leader" in group}
-    servers |= {copy["name"] for group in groups.values() for copy in group.get("replicas") or ()}
-    if not diagnoses and len(servers) > 1:
-        text = f"{len(servers)} servers, all copies of {len(streams)} streams are current"
+    if not diagnoses and len(found.servers) > 1:
+        text = f"{len(found.servers)} servers, all copies of {len(streams)} streams are current"
         diagnoses.append(Diagnosis("servers", Level.OK, text))
     return diagnoses
 
