@@ -17,6 +17,8 @@ _MORE_SUSPECTS = 0.5
 """The factor for the strength of each suspect if there are more than two."""
 _ENDING = 0.3
 """The factor for ranks that are ending, or while another one has ended: mostly because of that."""
+_IN_TRANSFER = 0.5
+"""The factor for ranks that wait in transfers: their stacks do not tell for whom."""
 _OWN_DOMAIN = 0.75
 """The strength of a stack's claim about the cause, relative to its claim about the place."""
 
@@ -54,6 +56,8 @@ def _claims(report: StackReport, fact: str | None, is_torn: bool) -> Iterator[Cl
     parts = 1.0 if len(report.suspects) <= 2 else _MORE_SUSPECTS
     if is_torn or all(suspect.activity == "exit" for suspect in suspects):
         parts *= _ENDING
+    elif all(suspect.activity == "point_to_point" for suspect in suspects):
+        parts *= _IN_TRANSFER
     strength = min(report.confidence, 1.0) * parts
     yield Claim(
         cause="unknown", kind="elsewhere", role="place", says=report.summary, strength=strength,

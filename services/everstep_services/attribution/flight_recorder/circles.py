@@ -15,13 +15,23 @@ _MOST_TRIED = 64
 _MOST_ORDERED = 8
 
 
-def odd_ranks(graph: WaitGraph, ranks: Sequence[int], meetings: Sequence[Meeting]) -> Sequence[int]:
-    """The ranks whose calls differ from the others'; all ranks of the circle if none do."""
-    return (
-        _without_whom(graph, ranks, meetings)
-        or _out_of_order(graph, ranks, meetings)
-        or _fewest(graph, ranks, meetings)
-    )
+_NEEDED = 0.95
+_ODD = 0.85
+_ALIKE = 0.6
+
+
+def odd_ranks(
+    graph: WaitGraph, ranks: Sequence[int], meetings: Sequence[Meeting]
+) -> tuple[Sequence[int], float]:
+    """The ranks whose calls differ from the others', and how certain that is.
+
+    All ranks of the circle if none do.
+    """
+    needed = _without_whom(graph, ranks, meetings)
+    if needed:
+        return needed, _NEEDED
+    few = _out_of_order(graph, ranks, meetings) or _fewest(graph, ranks, meetings)
+    return few, _ODD if len(few) < len(ranks) else _ALIKE
 
 
 def _without_whom(

@@ -9,6 +9,8 @@ A wait that is no longer than others in the same ring accuses nobody.
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
 from everstep_services.attribution.flight_recorder.circles import odd_ranks
 from everstep_services.attribution.flight_recorder.merged_faults import merged
 from everstep_services.attribution.flight_recorder.mismatches import Mismatch
@@ -31,6 +33,8 @@ _LEAST_NS = 1_000_000_000
 _UNUSUAL = 2
 _BELIEVED = 0.5
 _ALONE = 0.6
+_MAY_FOLLOW = 0.5
+"""The factor for ranks that others wait for, if there is a circle of waits."""
 _MOST_MEETINGS = 64
 
 
@@ -52,7 +56,16 @@ class FaultFinder:
         """Return the faults, and the rank that each collective waits for."""
         ends = self._graph.ends()
         still = [end for end in ends if not self._is_moving(end)]
+        circles = [*self._clear_circles()]
         seen = [fault for end in _together(still) for fault in self._faults(end)]
+        if circles:  # those whom a circle waits for may wait in it by calls that no dump has
+            seen = [
+                msgspec.structs.replace(fault, confidence=_MAY_FOLLOW * fault.confidence)
+                if fault.kind == "never_joined"
+                else fault
+                for fault in seen
+            ]
+        seen += circles
         if sizes_differ:
             moving = [end for end in ends if self._is_moving(end)]
             young = (fault for end in _together(moving) for fault in self._faults(end))
@@ -68,6 +81,14 @@ class FaultFinder:
             without_dump=self._missing,
             notes=(*notes, *self._guesses()),
         )
+
+    def _clear_circles(self) -> Iterable[Fault]:
+        """Circles that wait for others, too, and in which some ranks differ from the rest."""
+        for circle in self._graph.open_circles():
+            ranks = [node for node in circle if isinstance(node, int)]
+            fault = self._cycle(ranks, [node for node in circle if not isinstance(node, int)])
+            if len(fault.suspects) < len(ranks) and not self._is_moving(circle):
+                yield fault
 
     def _verdict(self, faults: Sequence[Fault]) -> Verdict:
         if not self._graph.last_to_come and not faults and not self._not_whole:
@@ -212,7 +233,7 @@ class FaultFinder:
 
     def _cycle(self, ranks: Sequence[int], meetings: Sequence[Meeting]) -> Fault:
         keys = sorted({meeting[0] for meeting in meetings}) or ["transfers"]
-        few = odd_ranks(self._graph, ranks, meetings)
+        few, certainty = odd_ranks(self._graph, ranks, meetings)
         odd = (
             ""
             if len(few) == len(ranks)
@@ -222,7 +243,7 @@ class FaultFinder:
             "cycle",
             f"{named(ranks)} wait for each other in {' and '.join(keys[:4])}: they do not make the "
             f"calls of these groups in the same order, or one is left out{odd}",
-            0.85 if odd else 0.6,
+            certainty,
             [(rank, f"waits in {self._waits_in(rank, keys)}") for rank in few],
         )
 

@@ -42,25 +42,23 @@ class CallTexts:
 
 
 def find_mismatch(records: Mapping[int, GroupRecord], texts: CallTexts) -> Mismatch | None:
-    """The first difference within the range that all rings still have; None if there is none."""
+    """The first difference after the start of all rings; None if there is none.
+
+    Ranks that have not come to a call do not keep the others from being compared there.
+    """
     seen = {rank: record for rank, record in records.items() if record.calls}
     if len(seen) < 2:
         return None
     first = max(record.first for record in seen.values())
-    last = min(record.first + len(record.calls) // 8 for record in seen.values())
-    spans = {rank: _span(record, first, last) for rank, record in seen.items()}
-    if last <= first or len(set(spans.values())) == 1:
-        return None
+    spans = {rank: record.calls[(first - record.first) * 8 :] for rank, record in seen.items()}
+    shared = min(map(len, spans.values()))
+    start = shared // 8 if len({span[:shared] for span in spans.values()}) == 1 else 0
     calls = {rank: array("Q", span) for rank, span in spans.items()}
-    for at in range(last - first):
-        column = {rank: row[at] for rank, row in calls.items() if row[at]}
+    for at in range(start, max(map(len, calls.values()))):
+        column = {rank: row[at] for rank, row in calls.items() if at < len(row) and row[at]}
         if len(set(column.values())) > 1:
             return _mismatch(first + at, at, column, calls, texts)
     return None
-
-
-def _span(record: GroupRecord, first: int, last: int) -> bytes:
-    return record.calls[(first - record.first) * 8 : (last - record.first) * 8]
 
 
 def _mismatch(

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from everstep_services.attribution.flight_recorder.graph import closing_components
+from everstep_services.attribution.flight_recorder.graph import closing_components, components
 from everstep_services.attribution.flight_recorder.mismatches import (
     CallTexts,
     Mismatch,
@@ -129,6 +129,12 @@ class WaitGraph:
             for component in closing_components(self.edges)
             if any(node in self.waiters for node in component)
         ]
+
+    def open_circles(self) -> list[list[Node]]:
+        """The circles of waits that wait for others, too: no circle ends when these come."""
+        ends = self.ends()
+        circles = (sorted(strong, key=str) for strong in components(self.edges) if len(strong) > 1)
+        return [circle for circle in circles if circle not in ends]
 
     def _begun_before(self, meeting: Meeting) -> set[Node]:
         """The oldest work, not over, that each rank in a meeting has begun before it."""

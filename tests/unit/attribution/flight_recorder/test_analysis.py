@@ -219,6 +219,29 @@ def test_ranks_that_show_both_orders_settle_nothing() -> None:
     assert _culprits(report) == {0, 2}
 
 
+def test_calls_are_compared_before_all_ranks_have_come() -> None:
+    """Rank 3 is held up by others: that ranks 0 and 1 disagree with rank 2 shows all the same."""
+    whole = [("metrics", True), ("other", True)]
+    usual, odd = _calls(*whole, ("metrics", False)), _calls(*whole, ("metrics", False))
+    odd["entries"][-1]["profiling_name"] = "gloo:barrier"  # type: ignore[index]
+    report = _report_of({0: usual, 1: usual, 2: odd, 3: _calls(*whole)})
+    assert (report.faults[0].kind, _culprits(report)) == ("mismatch", {2})
+
+
+def test_a_circle_counts_even_if_it_waits_for_others_too() -> None:
+    """Ranks 4 to 7 receive, which no dump of gloo shows: that they come would end no circle."""
+    world = fake.Group("0", "default_pg", tuple(range(8)))
+    metrics = fake.Group("1", "metrics", tuple(range(8)))
+    tensor = fake.Group("2", "tensor", (0, 1, 2, 3))
+    step = [fake.Call(tensor), fake.Call(world)]
+    calls = {rank: [*step, *step] for rank in range(4)}
+    calls[2] = [*step, fake.Call(metrics)]  # the others never call it
+    calls |= {rank: [fake.Call(world)] for rank in range(4, 8)}
+    report = _report(fake.Job(8, [world, metrics, tensor], calls))
+    assert (report.faults[0].kind, _culprits(report)) == ("cycle", {2})
+    assert report.faults[-1].kind == "never_joined"
+
+
 def test_a_device_that_does_not_start_is_named() -> None:
     job = _job()
     job.unstarted.add((5, "0", 3))
