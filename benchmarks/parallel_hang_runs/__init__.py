@@ -1,0 +1,1 @@
+"""Trainings in groups of tensor, pipeline and data parallelism; in each, one thing fails."""

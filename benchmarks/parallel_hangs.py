@@ -1,0 +1,218 @@
+"""Who is accused of a hang among 64 ranks in groups of tensor, pipeline and data parallelism.
+
+    python -m benchmarks.parallel_hangs [--runs 10] [--seed S] [--fault NAME] [--results FILE]
+    python -m benchmarks.parallel_hangs --report FILE
+
+Each run is a training over gloo under `everstep run`, TP x PP x DP = 4 x 4 x 4 on two nodes. One
+thing fails at a rank and a step that the seed draws (`parallel_hang_runs/cases.py`). Right: the
+verdict that holds 5 s after the limit of the step that did not end names exactly that rank. A rank
+that ends is counted from its end. Printed are faults, right, silent and wrong ranks, the time from
+the limit to the first verdict, nodes that were accused although all are healthy, and the size of
+the evidence of an incident. With --results, runs are added to a file.
+"""
+
+import argparse
+import json
+import os
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from datetime import datetime
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from benchmarks.parallel_hang_runs.cases import FAULTS, drawn
+from benchmarks.verdict_runs.kept import keep
+from benchmarks.verdict_runs.scores import Score
+from tests.e2e.cluster import Body, Cluster
+from tests.e2e.control_planes import PATIENT, Up, running_up
+from tests.waiting import until
+
+SCRIPT = Path(__file__).parent / "parallel_hang_runs" / "train.py"
+LIMIT_S = 6.0
+LATEST_S = 5.0
+"""A verdict that comes later than that after the limit is not right."""
+ENDS = ("killed", "cut_off")
+"""Faults that end the rank: nothing waits for a limit."""
+_SETTLES_S = 2.0
+_WITHIN_S = 600.0
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One training, what failed, and what was said of it."""
+
+    fault: str
+    seed: int
+    rank: int
+    cause: str = ""
+    reason: str = ""
+    ranks: tuple[int, ...] = ()
+    """Those that the verdict accuses that held at the latest moment."""
+    last_ranks: tuple[int, ...] = ()
+    """Those of the last verdict."""
+    nodes: tuple[str, ...] = ()
+    """All that any of its verdicts accuses."""
+    confidence: float = 0.0
+    found_s: float | None = None
+    """From the limit to the first report."""
+    first_s: float | None = None
+    """From the limit to the first verdict that names ranks."""
+    evidence_bytes: int = 0
+    evidence_parts: int = 0
+    seconds: float = 0.0
+    load: float = 0.0
+
+    @property
+    def outcome(self) -> str:
+        if self.nodes:
+            return "node accused"
+        if not self.ranks:
+            return "silent" if not self.last_ranks else "late"
+        return "right" if self.ranks == (self.rank,) else "wrong"
+
+    @property
+    def line(self) -> str:
+        both = (self.found_s, self.first_s)
+        times = " ".join("  –  " if after is None else f"{after:5.2f}" for after in both)
+        return (
+            f"{self.outcome:12} {self.fault:19} {self.seed:6} {self.cause:10} "
+            f"{self.confidence:4.2f} "
+            f"{list(self.ranks)} of {self.rank}, then {list(self.last_ranks)}; {times} s; "
+            f"{self.evidence_bytes / 1024:.0f} KiB in {self.evidence_parts}; {self.seconds:.0f} s; "
+            f"load {self.load:.0f}  {self.reason[:120]}"
+        )
+
+
+def play(
+    up: Up,
+    folder: Path,
+    seed: int,
+    fault: str | None,
+    kept: Path | None = None,
+    shape: tuple[int, int, int] = (4, 4, 4),
+    nodes: int = 2,
+) -> Run:
+    """One training, up to its verdict."""
+    case, began = drawn(seed, shape, fault), time.monotonic()
+    job = f"{case.fault.replace('_', '-')}-{seed}-{os.getpid()}"
+    own = folder / job
+    own.mkdir()
+    ranks = shape[0] * shape[1] * shape[2]
+    cluster = Cluster(own, job, up)
+    try:
+        options = (
+            *("--nnodes", str(nodes), "--nproc-per-node", str(ranks // nodes)),
+            *("--max-restarts", "0", "--limit", "first-step=120", "--limit", f"step={LIMIT_S:g}"),
+            *("-m", "benchmarks.parallel_hang_runs.train", "--seed", str(seed)),
+            *("--fault", case.fault, "--shape", ",".join(map(str, shape)), "--folder", str(own)),
+        )
+        for number in range(nodes):
+            cluster.run(*options, node=f"node-{number}")
+        note = until(lambda: _note(own), "the fault", within_s=_WITHIN_S)
+        for agent in cluster.agents:
+            agent.wait(_WITHIN_S)
+        threading.Event().wait(_SETTLES_S)
+        limit_at = note["at"] + (0 if case.fault in ENDS else LIMIT_S)
+        run = Run(
+            fault=case.fault, seed=seed, rank=case.rank, seconds=round(time.monotonic() - began, 1),
+            load=os.getloadavg()[0],
+        )  # fmt: skip
+        if kept is not None:
+            score = Score(
+                fault=case.fault, variant=0, seed=seed, causes=(), culprits=(case.rank,),
+                world=ranks,
+            )  # fmt: skip
+            keep(kept, f"{case.fault}-{seed}", score, cluster.api, job)
+        return _judged(run, cluster, limit_at)
+    finally:
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+            cluster.close()
+
+
+def _note(folder: Path) -> Body | None:
+    path = folder / "fault.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _judged(run: Run, cluster: Cluster, limit_at: float) -> Run:
+    """The run with what was said of it, and what that cost."""
+    opened = cluster.facts("incident_opened")
+    if not opened:
+        return run
+    incident = opened[0]["incident"]
+    verdicts, evidence = (
+        [body for body in cluster.facts(kind) if body["incident"] == incident]
+        for kind in ("verdict_reached", "evidence_collected")
+    )
+    naming = [body for body in verdicts if _ranks(body)]
+    in_time = [body for body in verdicts if _after_s(body, limit_at) <= LATEST_S]
+    blobs = [body["blob"]["size_bytes"] for body in evidence if body.get("blob")]
+    last = (in_time or verdicts or [{}])[-1]
+    return msgspec.structs.replace(
+        run, cause=last.get("cause", ""), reason=last.get("reason", ""),
+        confidence=last.get("confidence", 0.0), ranks=_ranks(in_time[-1]) if in_time else (),
+        last_ranks=_ranks(verdicts[-1]) if verdicts else (),
+        nodes=tuple(sorted({node for body in verdicts for node in body.get("culprit_nodes", ())})),
+        found_s=_after_s(opened[0], limit_at), evidence_parts=len(evidence),
+        first_s=_after_s(naming[0], limit_at) if naming else None,
+        evidence_bytes=sum(blobs) + sum(len(msgspec.json.encode(body)) for body in evidence),
+    )  # fmt: skip
+
+
+def _ranks(verdict: Body) -> tuple[int, ...]:
+    return () if verdict.get("is_inconclusive") else tuple(verdict.get("culprit_ranks", ()))
+
+
+def _after_s(fact: Body, limit_at: float) -> float:
+    return round(datetime.fromisoformat(fact["at"]).timestamp() - limit_at, 2)
+
+
+def table(runs: Sequence[Run]) -> Iterator[str]:
+    """Each fault, and all of them."""
+    heads = ("right", "silent", "late", "wrong", "node accused")
+    yield f"{'':20}{'n':>4}" + "".join(f"{head:>14}" for head in heads)
+    for name in (*(name for name, *_ in FAULTS), "all"):
+        of = [run for run in runs if name in (run.fault, "all")]
+        if of:
+            counts = (sum(run.outcome == head for run in of) for head in heads)
+            yield f"{name:20}{len(of):4}" + "".join(f"{count:>14}" for count in counts)
+    for what in ("found_s", "first_s", "evidence_bytes", "evidence_parts", "seconds"):
+        values = [value for run in runs if (value := getattr(run, what)) is not None]
+        if values:
+            yield f"{what:20}{median(values):>10g} median, {max(values):g} most"
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    words.add_argument("--runs", type=int, default=10)
+    words.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the first")
+    words.add_argument("--fault", choices=[name for name, *_ in FAULTS], help="drawn by default")
+    words.add_argument("--results", type=Path)
+    words.add_argument("--report", type=Path)
+    words.add_argument("--keep", type=Path, help="for python -m benchmarks.verdicts --again")
+    asked = words.parse_args()
+    if asked.report:
+        lines = asked.report.read_bytes().splitlines()
+        print(*table([msgspec.json.decode(line, type=Run) for line in lines]), sep="\n")
+        return
+    runs = []
+    with tempfile.TemporaryDirectory(prefix="parallel-") as name, \
+            running_up(Path(name), **PATIENT) as up:  # fmt: skip
+        for seed in range(asked.seed, asked.seed + asked.runs):
+            runs.append(run := play(up, Path(name), seed, asked.fault, asked.keep))
+            print(run.line, flush=True)
+            if asked.results:
+                with asked.results.open("ab") as out:
+                    out.write(msgspec.json.encode(run) + b"\n")
+    print("", *table(runs), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
