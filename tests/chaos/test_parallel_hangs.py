@@ -18,11 +18,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         yield up
 
 
-@pytest.mark.parametrize(
-    "fault",
-    ["other_branch", "alone_in_metrics", "compiles", "waits_in_handler", "fewer_batches",
-     "hung_kernel", "frozen"],
-)  # fmt: skip
+@pytest.mark.parametrize("fault", ["compiles", "hung_kernel", "frozen"])
 def test_the_rank_is_named_and_no_node(up: Up, fault: str, tmp_path: Path) -> None:
     run = play(up, tmp_path, 7, fault, shape=(4, 2, 2))
     assert (run.last_ranks, run.nodes) == ((run.rank,), ()), run.line
