@@ -253,7 +253,7 @@ class CaseKeeper:
         if job is None:
             return None
         case = job.cases.case(fact.incident) if isinstance(fact, VerdictReached) else None
-        return job.cases.document.step if case is None else case.step
+        return job.cases.document.step if case is None else case.last_step
 
     async def write_news(self) -> None:
         """Write the jobs whose cases have changed."""

@@ -249,6 +249,17 @@ async def test_an_earlier_incident_counts_only_while_no_step_was_made_since() ->
     assert found.advice == "restart"
 
 
+async def test_steps_that_begin_at_0_in_each_round_are_no_progress() -> None:
+    """The reports of the job were older at the incident before: only the ranks' own steps count."""
+    root = raised(3, "ValueError", "bad", step=20)
+    before = PastIncident(
+        job="j", incident="h", at=NOON, cause="user_code",
+        step=case(ends=(root,), step=1).last_step, fingerprint=rank_ends.fingerprint_of(root),
+    )  # fmt: skip
+    found = await judged(case(ends=(root,), past=(before,), step=20))
+    assert found.advice == "stop"
+
+
 async def test_a_signal_is_never_the_same_failure() -> None:
     """A4.2: whoever sent it to another rank yesterday says nothing about this rank."""
     killed = end(3, how="signal", exit_code=None, signal="SIGKILL")

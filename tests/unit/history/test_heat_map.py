@@ -31,6 +31,13 @@ def test_ranks_that_hardly_differ_have_hardly_different_colours() -> None:
     assert max(shades) - min(shades) < 0.35
 
 
+def test_ranks_that_differ_by_a_hundredth_are_no_slow_and_fast_ones() -> None:
+    values = np.array([[0.0544], [0.0548], [0.0546], [0.0552]])
+    low, high = colour_scale(values)
+    shades = [shade(value, low, high) for value in values.ravel()]
+    assert max(shades) - min(shades) < 0.1
+
+
 def test_gaps_and_nothing_have_a_scale() -> None:
     values = noisy(4, 4)
     values[1:, :2] = np.nan

@@ -305,6 +305,15 @@ class Case(Part, frozen=True, kw_only=True):
     acts: tuple[PolicyAct, ...] = ()
     """The decisions of the policy about the incident."""
 
+    @property
+    def last_step(self) -> int | None:
+        """The last step that any failed rank finished, else that of the training.
+
+        What the training has reported is older, and begins at 0 in each round of some scripts.
+        """
+        steps = [end.step for end in self.ends if end.step is not None]
+        return max(steps, default=self.step)
+
     def node_of(self, rank: int) -> str | None:
         """The node that a rank ran on; None if unknown."""
         for member in self.members:

@@ -79,7 +79,8 @@ def _same(
 
 def _has_advanced(case: Case, before: PastIncident) -> bool:
     """Whether the training has got further than at that incident: then nothing blocks it."""
-    return case.step is not None and case.step > (before.step or 0)
+    step = case.last_step
+    return step is not None and step > (before.step or 0)
 
 
 def _nodes(case: Case) -> Iterator[Claim]:

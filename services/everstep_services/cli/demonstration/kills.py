@@ -38,9 +38,9 @@ _VERDICT_LINES = 2
 """What it is and why: `everstep why` has the rest."""
 
 
-def demonstrate(invocation: Invocation, steps: int) -> int:
+def demonstrate(invocation: Invocation, steps: int, port: int) -> int:
     """0 when the training recovered twice and finished."""
-    with stage() as story:
+    with stage(port=port) as story:
         click.echo("everstep run: three agents: two train with two ranks each, one stands by")
         options = ["--nnodes", "2", "--nproc-per-node", "2", "--spares", "1"]
         script = [str(_SCRIPT), str(story.cluster.folder), str(steps)]

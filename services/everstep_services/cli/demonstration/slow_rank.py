@@ -24,9 +24,9 @@ _RANK, _LOSES_S = 2, 0.03
 _RANKS = 4
 
 
-def demonstrate(invocation: Invocation) -> int:
+def demonstrate(invocation: Invocation, port: int) -> int:
     """0 when the slow rank was named, with its cause, and cleared again."""
-    with stage(_SETTINGS) as story:
+    with stage(_SETTINGS, port) as story:
         click.echo("everstep run: two agents, which train with two ranks each")
         script = [str(_SCRIPT), str(story.cluster.folder), "sections"]
         options = ["--nnodes", "2", "--nproc-per-node", "2"]

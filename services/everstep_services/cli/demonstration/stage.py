@@ -71,8 +71,9 @@ END_SIGNALS = EndSignals()
 class Cluster:
     """One `everstep up` as a process of its own, in a folder of its own."""
 
-    def __init__(self, folder: Path, settings: str = "") -> None:
+    def __init__(self, folder: Path, settings: str = "", port: int = 0) -> None:
         self.folder = folder
+        self._port = port
         self._settings = settings
         """As in a settings file, which is read instead of others; empty for those."""
         self.state = StateDir(folder / "state")
@@ -89,7 +90,7 @@ class Cluster:
     def start(self) -> float:
         """Seconds until it was ready."""
         began = time.monotonic()
-        command = ["up", "--port", "0"]
+        command = ["up", "--port", str(self._port)]
         if self._settings:
             file = self.folder / "everstep.toml"
             file.write_text(self._settings)
@@ -209,12 +210,12 @@ class DemoStory:
 
 
 @contextmanager
-def stage(settings: str = "") -> Iterator[DemoStory]:
+def stage(settings: str = "", port: int = 0) -> Iterator[DemoStory]:
     """The stage while it is open. Nothing that was started outlives it, but the folder."""
     if importlib.util.find_spec("torch") is None:
         raise CliError(f"{sys.executable} has no torch, which the demo trains with: make demo")
     END_SIGNALS.install()
-    cluster = Cluster(Path(tempfile.mkdtemp(prefix="everstep-demo-")), settings)
+    cluster = Cluster(Path(tempfile.mkdtemp(prefix="everstep-demo-")), settings, port)
     began = time.monotonic()
     agents: list[DemoAgent] = []
     try:

@@ -24,6 +24,7 @@ from everstep_services.cli.cells import (
 )
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.job_argument import FIRST_JOB
 from everstep_services.cli.output import (
     echo,
     is_terminal,
@@ -68,7 +69,8 @@ def print_jobs(invocation: Invocation, api: Api, params: dict[str, Any], most: i
     page = {**params, "limit": min(most, 1000)}
     jobs = api.pages("jobs", page, most=most, when_cut=say_cut)
     states = CheckedFilter("state", params["state"] or (), JOB_STATES)
-    print_records(invocation, "job", _or_say(jobs, "no such jobs", states), JOB_COLUMNS)
+    nothing = "no such jobs" if any(params.values()) else f"no job is on record yet: {FIRST_JOB}"
+    print_records(invocation, "job", _or_say(jobs, nothing, states), JOB_COLUMNS)
 
 
 def print_incidents(

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from everstep.bus.auth.login import Login
+from everstep.bus.errors import BusConfigError
 from everstep.observe.redaction import redact_words
 from everstep.settings import shown
 from everstep_services.agent.run_plan import RunPlan
@@ -80,6 +82,11 @@ def objections(plan: RunPlan) -> Iterator[str]:
         yield f"there is no interpreter {command.python}: correct PYTHON_EXEC"
     yield from _about_folders(plan)
     yield from _about_address(plan)
+    if plan.bus is not None:
+        try:
+            Login(plan.bus).options()
+        except BusConfigError as error:
+            yield str(error)
 
 
 def _about_folders(plan: RunPlan) -> Iterator[str]:

@@ -166,7 +166,11 @@ def gist(fact: Mapping[str, Any]) -> str:
     if fact["kind"] == "rank_exited":
         end = body.get("signal") or f"exit code {body.get('exit_code')}"
         return f"rank {body.get('rank')} ended: {end}"
-    return str(body.get("reason") or body.get("summary") or body.get("state") or "")
+    if fact["kind"] == "heat_map_drawn":
+        return f"the own times of ranks in the last {len(body.get('windows', ()))} windows"
+    text = body.get("reason") or body.get("summary") or body.get("state")
+    about = [f"{name} {body[name]}" for name in ("rank", "round") if body.get(name) is not None]
+    return str(text or ", ".join(about))
 
 
 def percent(ratio: float | None) -> str:

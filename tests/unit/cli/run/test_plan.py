@@ -37,6 +37,17 @@ def test_one_script_needs_nothing_else(home: Path) -> None:
     assert list(objections(made)) == []
 
 
+@pytest.mark.parametrize("flag", ["--bus-credentials-file", "--bus-password-file"])
+def test_a_login_that_cannot_be_read_is_refused_before_anything_starts(
+    home: Path, flag: str
+) -> None:
+    user = ("--bus-user", "me") if "password" in flag else ()
+    made = plan(home, *BUS, *user, flag, str(home / "nothing"), "train.py")
+    [wrong] = objections(made)
+    assert str(home / "nothing") in wrong
+    assert "cannot be read" in wrong
+
+
 def test_two_runs_are_two_jobs(home: Path) -> None:
     assert plan(home, "train.py").job != plan(home, "train.py").job
 

@@ -39,3 +39,10 @@ def test_the_end_of_a_rank_says_which_rank_and_how() -> None:
     for end, text in (({"exit_code": 0}, "exit code 0"), ({"signal": "SIGKILL"}, "SIGKILL")):
         fact = {"kind": "rank_exited", "body": {"rank": 3, **end}}
         assert gist(fact) == f"rank 3 ended: {text}"
+
+
+def test_a_fact_without_a_reason_says_what_it_is_about() -> None:
+    assert gist({"kind": "rank_started", "body": {"rank": 0, "round": 2}}) == "rank 0, round 2"
+    windows = {"windows": [[1, 64], [65, 128]], "round": 1}
+    assert gist({"kind": "heat_map_drawn", "body": windows}).endswith("the last 2 windows")
+    assert gist({"kind": "bus_set_up", "body": {}}) == ""

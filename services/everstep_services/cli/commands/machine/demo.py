@@ -15,9 +15,15 @@ _STEPS = 400
     help=f"How long the training is ({_STEPS} steps).",
 )
 @click.option("--slow", is_flag=True, help="Slow one rank down instead of killing any.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Where its pages are; 0, the default, takes any free port.",
+)
 @with_common_options
 @click.pass_obj
-def command(invocation: Invocation, *, steps: int | None, slow: bool) -> int:
+def command(invocation: Invocation, *, steps: int | None, slow: bool, port: int) -> int:
     """Train a small real model on agents of this machine, and kill parts of it.
 
     One rank is killed first, then a whole node with its agent: a spare takes its slot. At the end a
@@ -30,7 +36,7 @@ def command(invocation: Invocation, *, steps: int | None, slow: bool) -> int:
     if slow:
         from everstep_services.cli.demonstration.slow_rank import demonstrate as demonstrate_slow
 
-        return demonstrate_slow(invocation)
+        return demonstrate_slow(invocation, port)
     from everstep_services.cli.demonstration.kills import demonstrate
 
-    return demonstrate(invocation, steps or _STEPS)
+    return demonstrate(invocation, steps or _STEPS, port)

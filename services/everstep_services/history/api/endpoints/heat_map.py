@@ -197,9 +197,10 @@ def colour_scale(values: NDArray[np.float64]) -> tuple[float, float]:
         return 0.0, 1.0
     middle = float(np.nanmedian(heard))
     apart = np.nanquantile(np.abs(heard - np.nanmedian(heard, axis=0)), _SHOWN, axis=0)
-    spread = max(float(np.median(apart)), _LEAST_SPREAD * abs(middle))
-    low, high = max(float(np.nanmin(heard)), middle - spread), middle + spread
-    return low, min(float(np.nanmax(heard)), high)
+    least = _LEAST_SPREAD * abs(middle)
+    spread = max(float(np.median(apart)), least)
+    low = min(max(float(np.nanmin(heard)), middle - spread), middle - least)
+    return low, max(min(float(np.nanmax(heard)), middle + spread), middle + least)
 
 
 def _values(part: HeatMapPart) -> NDArray[np.float64]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from everstep.job_states import JOB_STATES, OVER
+from everstep.job_states import AT_WORK, JOB_STATES, OVER
 from everstep_services.history.dashboard import drawings
 from everstep_services.history.dashboard.formats import moment
 from everstep_services.history.dashboard.pages.page import Page, filters, without_cursor
@@ -89,6 +89,7 @@ async def one(reader: Reader, request: Request) -> Page:
             "decisions": decisions,
             "saves": saves,
             "slow": _items(slow),
+            "is_at_work": detail["state"] in AT_WORK,
             "is_over": moment(detail["ended_at"]) is not None and detail["state"] in OVER,
         },
     )
