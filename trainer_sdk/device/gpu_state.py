@@ -9,8 +9,11 @@ from trainer_sdk.environment import environ
 GpuState = Literal["ok", "warning", "failed", "unknown", "no_gpu"]
 """`unknown` where nobody can tell, which is not a failure."""
 
-_ACTIONS = {1: "a reset", 2: "a reboot of the node", 3: "a drain", 4: "a drain and a reset"}
-"""What the driver asks for, by NVML's numbers of recovery actions."""
+_ACTIONS = {
+    1: "a reset", 2: "a reboot of the node", 3: "a drain", 4: "a drain and a reset",
+    6: "a reset of its bus", 7: "a reboot of the system",
+}  # fmt: skip
+"""What the driver asks for, by NVML's numbers of recovery actions. 5 is for an IMEX domain."""
 _SIZE = 256
 
 
@@ -100,8 +103,11 @@ def _of_device(nvml: Any, number: int) -> GpuCheck:
     if handle is None:
         return GpuCheck("no_gpu", f"no GPU {number}: CUDA_VISIBLE_DEVICES={visible}", None)
     uuid = _text(nvml.nvmlDeviceGetUUID(handle))
-    if action := _ACTIONS.get(_field(nvml, handle, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION")):
-        return GpuCheck("failed", f"the driver asks for {action}", number, uuid)
+    asked = field_of(nvml, handle, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION")
+    if asked:
+        action = _ACTIONS.get(asked, f"recovery action {asked}")
+        state: GpuState = "failed" if asked in _ACTIONS else "warning"
+        return GpuCheck(state, f"the driver asks for {action}", number, uuid)
     corrected, uncorrected, pending, has_failed = _rows(nvml, handle)
     if has_failed:
         return GpuCheck("failed", "no spare rows of memory are left", number, uuid)
@@ -138,13 +144,13 @@ def _rows(nvml: Any, handle: Any) -> tuple[int, int, bool, bool]:
     return corrected, uncorrected, bool(pending), bool(failure)
 
 
-def _field(nvml: Any, handle: Any, name: str) -> int:
+def field_of(nvml: Any, handle: Any, name: str, scope: int = 0) -> int:
     """A value that older drivers do not have; 0 for none."""
     field = getattr(nvml, name, None)
     if field is None:
         return 0
     try:
-        (value,) = nvml.nvmlDeviceGetFieldValues(handle, [(field, 0)])
+        (value,) = nvml.nvmlDeviceGetFieldValues(handle, [(field, scope)])
     except nvml.NVMLError:
         return 0
     return int(value.value.uiVal) if value.nvmlReturn == nvml.NVML_SUCCESS else 0

@@ -44,6 +44,9 @@ def test_a_rank_sees_its_own_gpu(install: Install, monkeypatch: pytest.MonkeyPat
     [
         (Card("GPU-a", recovery_action=1), "failed", "the driver asks for a reset"),
         (Card("GPU-a", recovery_action=2), "failed", "the driver asks for a reboot of the node"),
+        (Card("GPU-a", recovery_action=6), "failed", "the driver asks for a reset of its bus"),
+        (Card("GPU-a", recovery_action=7), "failed", "the driver asks for a reboot of the system"),
+        (Card("GPU-a", recovery_action=5), "warning", "the driver asks for recovery action 5"),
         (Card("GPU-a", remapped=(0, 1, 0, 1)), "failed", "no spare rows of memory are left"),
         (Card("GPU-a", remapped=(0, 1, 1, 0)), "warning", "memory is repaired at the next reset"),
         (Card("GPU-a", remapped=(2, 1, 0, 0)), "ok", "NVML finds no fault; 3 rows remapped"),

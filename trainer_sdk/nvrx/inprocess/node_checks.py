@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainer_sdk.device.gpu_state import device_number, gpu_check, nvml_handle
+from trainer_sdk.device.gpu_state import device_number, field_of, gpu_check, nvml_handle
 from trainer_sdk.environment import environ
 from trainer_sdk.nvrx.inprocess.plugins import (
     CudaHealthCheck,
@@ -143,11 +143,19 @@ def _active_links(nvml: Any, gpu: Any) -> frozenset[int]:
     links = set()
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         try:
-            if nvml.nvmlDeviceGetNvLinkState(gpu, link) == nvml.NVML_FEATURE_ENABLED:
+            if _is_up(nvml, gpu, link):
                 links.add(link)
         except nvml.NVMLError:
             continue  # the card has no such link
     return frozenset(links)
+
+
+def _is_up(nvml: Any, gpu: Any, link: int) -> bool:
+    """Whether a link is active, or sleeps to save power: then it does not count as enabled."""
+    if nvml.nvmlDeviceGetNvLinkState(gpu, link) == nvml.NVML_FEATURE_ENABLED:
+        return True
+    state = field_of(nvml, gpu, "NVML_FI_DEV_NVLINK_GET_STATE", link)
+    return bool(state == nvml.NVML_NVLINK_STATE_SLEEP)
 
 
 def _pci_address(nvml: Any, gpu: Any) -> str:

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from tests.fakes.nvml import GPU_IS_LOST, Card, FakeNvml
@@ -49,6 +50,16 @@ def test_a_link_that_goes_away_is_noticed_and_one_that_never_was_is_not(
     install(monkeypatch, Card("GPU-a", links={0: 1, 1: 0, 2: 0}))
     with pytest.raises(HealthCheckError, match="NVLink 1 of the GPU is not active any more"):
         check(STATE)
+
+
+def test_a_link_that_sleeps_to_save_power_has_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle GPU's links sleep: NVML's state is then "disabled", and its field says why."""
+    check = ChainedNVLHealthCheck()
+    install(monkeypatch, Card("GPU-a", links={0: 1, 1: 1}))
+    assert check(STATE) is STATE
+    asleep = {(pynvml.NVML_FI_DEV_NVLINK_GET_STATE, 1): pynvml.NVML_NVLINK_STATE_SLEEP}
+    install(monkeypatch, Card("GPU-a", links={0: 1, 1: 0}, link_fields=asleep))
+    assert check(STATE) is STATE
 
 
 class Ports:
