@@ -182,3 +182,21 @@ def test_nccl_can_be_aborted_while_it_waits(tmp_path: Path) -> None:
         [sys.executable, "-c", script], env={**os.environ, **variables}, check=False
     )
     assert done.returncode == 0 or of_release(release)
+
+
+def test_two_ends_of_a_pair_test_add_over_nccl() -> None:
+    """Proves: the pair test's own program with NCCL; two ends share one GPU only if NCCL may."""
+    command = [sys.executable, "-m", "everstep_services.agent.probes.network.collectives"]
+    two = torch.cuda.device_count() > 1
+    ends = [
+        subprocess.Popen(
+            [*command, str(rank), "127.0.0.1", "29417", "nccl", "90"],
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": str(rank if two else 0)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [end.communicate(timeout=120) for end in ends]
+    if not two and any("Duplicate GPU" in complaints for _, complaints in said):
+        pytest.skip("NCCL refuses two ranks on one GPU")
+    assert all('"wrong": ""' in out for out, _ in said), said

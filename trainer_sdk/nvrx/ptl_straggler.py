@@ -116,12 +116,15 @@ class StragglerDetectionCallback(Callback):
         return bool(relative or individual)
 
     def _print(self, kind: str, scores: Mapping[int, float], report: Report) -> None:
-        ordered = sorted(scores.items(), key=lambda item: item[1])
-        shown = ", ".join(
+        ordered = [
             f"rank {rank} ({report.rank_to_node.get(rank, '')}): {score:.2f}"
-            for rank, score in ordered[: self.num_gpu_perf_scores_to_print]
-        )
-        self._logger.info("GPU %s performance: worst %s", kind, shown)
+            for rank, score in sorted(scores.items(), key=lambda item: item[1])
+        ]
+        most = self.num_gpu_perf_scores_to_print
+        worst, best = ", ".join(ordered[:most]), ", ".join(ordered[: -most - 1 : -1])
+        if len(ordered) <= 2 * most:  # few: each stands once
+            worst, best = ", ".join(ordered), ordered[-1]
+        self._logger.info("GPU %s performance: worst %s; best %s", kind, worst, best)
 
     def _warn(self, text: str, slow: set[StragglerId]) -> None:
         ranks = ", ".join(f"{each.rank} ({each.node})" for each in sorted(slow, key=_rank_of))

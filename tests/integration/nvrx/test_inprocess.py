@@ -83,6 +83,14 @@ def test_the_others_train_on(
 
 @pytest.mark.variant
 @pytest.mark.timeout(WITHIN_S + 60)
+def test_a_rank_that_is_gone_with_its_monitor_holds_nobody_for_ever(tmp_path: Path) -> None:
+    """Nobody tells the others: they wait for `barrier_timeout`, and then end, rank 0 as well."""
+    assert trained(tmp_path, "vanished", 3) == [1, -9, 1]
+    assert ends(tmp_path) == {}
+
+
+@pytest.mark.variant
+@pytest.mark.timeout(WITHIN_S + 60)
 def test_a_hundred_restarts_leave_no_files_threads_or_objects() -> None:
     rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     script = SCRIPT.with_name("restarting.py")

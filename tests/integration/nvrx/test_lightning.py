@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -135,6 +136,15 @@ def test_the_detector_reports_at_its_interval(watch: Watch, tmp_path: Path) -> N
     assert any("training_step" in name for name in watch.sections)
     with pytest.raises(ValueError, match="there is nothing to report"):
         StragglerDetectionCallback(0, False, False, 3, 0.7, 0.7, True, True)
+
+
+def test_the_best_ranks_are_listed_next_to_the_worst(caplog: pytest.LogCaptureFixture) -> None:
+    callback = StragglerDetectionCallback(60, True, False, 2, 0.7, 0.7, False, False)
+    report: Any = SimpleNamespace(rank_to_node={7: "n1"})
+    with caplog.at_level("INFO"):
+        callback._print("relative", {rank: (rank + 1) / 10 for rank in range(8)}, report)
+    assert "worst rank 0 (): 0.10, rank 1 (): 0.20; " in caplog.text
+    assert caplog.text.rstrip().endswith("best rank 7 (n1): 0.80, rank 6 (): 0.70")
 
 
 def test_local_checkpoints_are_saved_and_the_newest_of_both_is_loaded(

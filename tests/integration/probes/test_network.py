@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from everstep_services.agent.probes.network import pair_test
+from everstep_services.agent.probes.network import collectives, pair_test
 from everstep_services.agent.probes.network.pair_test import (
     Address,
     Figures,
@@ -153,3 +153,37 @@ def test_limits_are_kept_only_where_there_are_any(
     one = judge("n7:1", Figures(0.25, 900), ChecksSettings(**limits))  # type: ignore[arg-type]
     assert (one.state, one.subject) == (state, "n7:1")
     assert said in one.reason
+
+
+@pytest.mark.variant
+async def test_two_ends_add_tensors_over_gloo_as_two_ranks() -> None:
+    """The path of `--over nccl`, but for the device: each end is a process with torch."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        at = Address(*held.getsockname())
+    ends = (
+        collectives.compare(at, "gloo", ChecksSettings(), 180.0, is_peer=is_peer)
+        for is_peer in (False, True)
+    )
+    for result in await asyncio.gather(*ends):
+        assert (result.state, result.failure_class) == ("ok", ""), result.reason
+        assert "gloo: sums are right, " in result.reason
+
+
+async def test_an_end_without_its_partner_or_its_device_is_unknown() -> None:
+    result = await collectives.compare(LOOPBACK, "gloo", ChecksSettings(), 0.01, is_peer=True)
+    assert result.state == "unknown"
+    assert "did not finish within 0.01 s" in result.reason
+
+
+def test_a_wrong_sum_and_a_slow_pair_have_failed() -> None:
+    settings = ChecksSettings(network_least_mib_s=100)
+    for figures, text in (
+        ({"wrong": "3 of 8 sums are wrong", "mib_s": 900.0}, "nccl: 3 of 8 sums are wrong"),
+        ({"wrong": "", "mib_s": 99.0}, "sums are right, 99 MiB/s (least 100 MiB/s)"),
+    ):
+        result = collectives.judge(LOOPBACK, "nccl", figures, settings)
+        assert (result.state, result.failure_class) == ("failed", "watch")
+        assert text in result.reason
+    assert collectives.judge(LOOPBACK, "nccl", {"mib_s": 100.0}, settings).state == "ok"

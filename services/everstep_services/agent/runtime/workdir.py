@@ -26,7 +26,11 @@ from trainer_sdk import layout, wire
 from trainer_sdk.bootstrap.torch_hooks import arm_flight_recorder
 
 _DRAIN_WITHIN_S = 5.0
-_OF_A_RANK = (layout.PAGE_VARIABLE, layout.FOLDER_VARIABLE, layout.ROUND_VARIABLE)
+_NVRX_LAUNCHED, _NVRX_CYCLE_BEGAN = "NVRX_LAUNCH_TIME", "NVRX_CYCLE_START_TIME"
+_OF_A_RANK = (
+    layout.PAGE_VARIABLE, layout.FOLDER_VARIABLE, layout.ROUND_VARIABLE,
+    _NVRX_LAUNCHED, _NVRX_CYCLE_BEGAN,
+)  # fmt: skip
 
 
 class UnsafeFolderError(EverstepError):
@@ -58,6 +62,8 @@ class Workdir:
     ) -> None:
         self._plan = plan
         self._runtime = runtime
+        self._round_over_at: float | None = None
+        """When the ranks of the last round had stopped here: the next round forms from then on."""
         self._base = without_logins(base)
         self._console: Console | None = None
         self._images = images
@@ -150,9 +156,14 @@ class Workdir:
         runtime.mkdir(mode=0o700, parents=True, exist_ok=True)
         error_file = runtime / layout.ELASTIC_ERROR_FILE
         paths = RankPaths(error_file=error_file, images=self._images)
+        environ = environment(self._plan, order, local_rank, self._base, paths)
+        if self._plan.stand_in:
+            environ[_NVRX_LAUNCHED] = repr(datetime.now(UTC).timestamp())
+            if self._round_over_at is not None:
+                environ[_NVRX_CYCLE_BEGAN] = repr(self._round_over_at)
         return RankPlan(
             rank=rank,
-            environ=environment(self._plan, order, local_rank, self._base, paths),
+            environ=environ,
             runtime_dir=runtime,
             stdout=logs / "stdout",
             stderr=logs / "stderr",
@@ -178,6 +189,7 @@ class Workdir:
     def hide(self) -> None:
         """Show the rest of what was written, and nothing later, without a wait."""
         assert self._console is not None
+        self._round_over_at = datetime.now(UTC).timestamp()
         self._console.release()
 
     async def drain(self) -> None:

@@ -12,7 +12,7 @@ import msgspec
 from everstep.messages.facts.health import CheckResult
 from everstep.settings import read_secret, remember_secret
 from everstep_services.agent.probes import notes, registry, reports
-from everstep_services.agent.probes.network import pair_test
+from everstep_services.agent.probes.network import collectives, pair_test
 from everstep_services.agent.probes.runner.examiner import NodeExaminer
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.agent.probes.verdicts import NodeExamination, code_of
@@ -39,11 +39,12 @@ class CheckOptions:
     listen: str | None = None
     peer: str | None = None
     secret_file: Path | None = None
+    over: str | None = None
 
     @property
     def is_measurement(self) -> bool:
         """One end of a measurement of the network, instead of an examination of this node."""
-        given = (self.listen, self.peer, self.secret_file)
+        given = (self.listen, self.peer, self.secret_file, self.over)
         return pair_test.NAME in self.names or any(option is not None for option in given)
 
 
@@ -122,7 +123,7 @@ def _measured(
     within_s = wanted.within_s or settings.all_within_s
     began = time.monotonic()
     try:
-        result = asyncio.run(end(at, token, settings, within_s))
+        result = asyncio.run(end(at, token, settings, within_s, wanted.over))
     except pair_test.NetworkCheckError as error:
         result = CheckResult(
             check=pair_test.NAME, state="unknown", subject=str(at), reason=str(error)
@@ -132,23 +133,37 @@ def _measured(
 
 
 async def _listen(
-    at: pair_test.Address, token: bytes, settings: ChecksSettings, within_s: float
+    at: pair_test.Address,
+    token: bytes,
+    settings: ChecksSettings,
+    within_s: float,
+    over: str | None,
 ) -> CheckResult:
-    del settings  # the peer judges
+    meeting = at
 
     def ready(at: pair_test.Address) -> None:
+        nonlocal meeting
+        meeting = at
         say(f"listening on {at}")
 
     peer = await pair_test.listen(at, token, within_s=within_s, ready=ready)
+    if over is not None:
+        return await collectives.compare(meeting, over, settings, within_s, is_peer=False)
     return CheckResult(
         check=pair_test.NAME, state="ok", subject=peer.host, reason="it has measured the way here"
     )
 
 
 async def _measure(
-    to: pair_test.Address, token: bytes, settings: ChecksSettings, within_s: float
+    to: pair_test.Address,
+    token: bytes,
+    settings: ChecksSettings,
+    within_s: float,
+    over: str | None,
 ) -> CheckResult:
     figures = await pair_test.measure(to, token, within_s=within_s)
+    if over is not None:
+        return await collectives.compare(to, over, settings, within_s, is_peer=True)
     return pair_test.judge(str(to), figures, settings)
 
 

@@ -15,6 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from nvidia_resiliency_ext import inprocess
@@ -32,7 +33,7 @@ from nvidia_resiliency_ext.inprocess.rank_assignment import (
 FOLDER, RANKS, FAULT = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 STEPS, FAULT_AT = 6, 3
 WITHIN = timedelta(seconds=120)
-SOFT_S, HARD_S = {"hung": (30, 100), "stuck": (25, 40)}.get(FAULT, (100, 110))
+SOFT_S, HARD_S = {"hung": (30, 100), "vanished": (20, 25), "stuck": (25, 40)}.get(FAULT, (100, 110))
 
 
 class Note(Finalize):  # type: ignore[misc]
@@ -66,6 +67,7 @@ def assignment() -> Any:
     rank_assignment=assignment(),
     soft_timeout=timedelta(seconds=SOFT_S),
     hard_timeout=timedelta(seconds=HARD_S),
+    barrier_timeout=timedelta(seconds=40 if FAULT == "vanished" else 120),
     last_call_wait=timedelta(seconds=0.2),
 )
 def train(text: str, call: CallWrapper = None) -> int:
@@ -92,7 +94,10 @@ def train(text: str, call: CallWrapper = None) -> int:
 def harm() -> None:
     if FAULT in ("raises", "excluded", "reserve"):
         raise RuntimeError("on purpose")
-    if FAULT == "killed":
+    if FAULT == "vanished":  # as when its container ends: nobody is left to speak for it
+        for monitor in psutil.Process().children():
+            monitor.kill()
+    if FAULT in ("killed", "vanished"):
         os.kill(os.getpid(), signal.SIGKILL)
     if FAULT == "hung":
         dist.barrier(dist.new_group([1]), async_op=False)

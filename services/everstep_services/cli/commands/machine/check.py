@@ -57,6 +57,11 @@ class _CheckCommand(click.Command):
     metavar="FILE",
     help="With network: the file with the secret of both nodes; without it, $EVERSTEP_CHECK_TOKEN.",
 )
+@click.option(
+    "--over",
+    type=click.Choice(("gloo", "nccl")),
+    help="With network: both nodes also add tensors over this backend of torch, as ranks would.",
+)
 @with_formats(_FORMATS, "How to print (human).")
 @click.pass_obj
 def command(invocation: Invocation, /, **options: Any) -> int:
