@@ -1,6 +1,5 @@
 """Imports modules in the forge before it forks, and checks whether it may still fork."""
 
-import gc
 import importlib
 import os
 import sys
@@ -10,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainer_sdk.bootstrap.garbage_collection import collector_paused
 from trainer_sdk.bootstrap.import_watch import ImportWatch
 from trainer_sdk.bootstrap.script_analysis import read_script
 from trainer_sdk.wire import ForgePlan, Unfit
@@ -57,7 +57,8 @@ def _import_all(plan: ForgePlan, imports: ImportWatch, done: Preloaded) -> None:
             if _is_left_out(name, plan.without):
                 continue
             loaded = frozenset(sys.modules)
-            with _without_collection() if name in ours else nullcontext():
+            # Torch's import leaves almost no garbage, and looking for it takes a tenth of the time.
+            with collector_paused() if name in ours else nullcontext():
                 fit = _import(name, done, named=name in names)
             if name not in ours:
                 imports.look(loaded)
@@ -82,18 +83,6 @@ def _warnings_kept(shown: list[warnings.WarningMessage]) -> Iterator[None]:
         yield
     finally:
         module._showwarnmsg_impl = show  # noqa: SLF001
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Collect no garbage: torch's import leaves almost none, and collection takes a tenth of it."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _import(name: str, done: Preloaded, *, named: bool) -> bool:

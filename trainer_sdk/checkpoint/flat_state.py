@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.utils import find_state_dict_object
 from torch.distributed.tensor import DTensor
 
-from trainer_sdk.checkpoint.restore.values import as_bytes, is_strided
+from trainer_sdk.checkpoint.restore.values import as_bytes, is_strided, unsavable
 
 Numbers = tuple[int, ...]
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, int, float, str, bool, type(None)})
@@ -82,12 +82,25 @@ def flatten(state: Mapping[str, Any]) -> FlatState:
 
 def read_form(flat: FlatState) -> LocalForm:
     """The form of a state: its pieces, and how each is found in it."""
-    items = create_default_local_save_plan(flat.values, is_coordinator=False).items
+    try:
+        items = create_default_local_save_plan(flat.values, is_coordinator=False).items
+    except Exception as error:
+        raise _of_unplanned(flat, error) from error
     return LocalForm(
         fingerprint=flat.fingerprint,
         pieces=tuple(_piece(flat, item) for item in items),
         indices=tuple(item.index for item in items),
     )
+
+
+def _of_unplanned(flat: FlatState, error: Exception) -> Exception:
+    """The error that names the value for which torch makes no plan."""
+    for key, value in flat.values.items():
+        try:
+            create_default_local_save_plan({key: value}, is_coordinator=False)
+        except Exception as own:  # noqa: BLE001 - as above
+            return unsavable(key, value, own)
+    return error
 
 
 def is_bare(value: object) -> bool:

@@ -35,6 +35,7 @@ _LAYOUTS = {
     )
 }
 _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
+_INT = frozenset({int})
 _QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32})
 
 Parts = Sequence[Any]
@@ -75,7 +76,9 @@ def fraction_of(numerator: Any, denominator: Any = 1) -> Fraction:
 
 def size_of(*lengths: int) -> torch.Size:
     """A size of a tensor."""
-    return torch.Size(expect(length, int) for length in lengths)
+    if not _INT.issuperset(map(type, lengths)):
+        raise TypeError("a length is not an integer")
+    return torch.Size(lengths)
 
 
 def dtype_of(name: str) -> torch.dtype:

@@ -56,6 +56,7 @@ class BaseCheckpointManager(ABC):
         self.latest_iteration = _NONE
         self.globally_available_ids: Mapping[int, Sequence[CkptID]] = {}
         self._ranks = GroupWrapper()
+        self._damaged: set[CkptID] = set()
 
     @property
     def rank(self) -> int:
@@ -74,19 +75,17 @@ class BaseCheckpointManager(ABC):
 
     @abstractmethod
     def _load(self, ckpt_id: CkptID) -> TensorAwareStateDict:
-        """Read a state; `DamagedFileError` or `OSError` if that is not possible."""
+        """Read a state; `CheckpointingException` or `OSError` if that is not possible."""
 
     @abstractmethod
     def _save(self, state_dict: TensorAwareStateDict, ckpt_id: CkptID) -> Any:
-        """Begin to write a state; the result is for `_complete`."""
+        """Write a state, or begin to; the result is for `_complete`."""
 
-    @abstractmethod
-    def _complete(self, begun: Any, ckpt_id: CkptID) -> None:
-        """Wait until it is durable, and make it count."""
+    def _complete(self, begun: Any, ckpt_id: CkptID) -> None:  # noqa: B027 - as below
+        """Wait until it is durable, and make it count: nothing, if `_save` has done it."""
 
-    @abstractmethod
-    def _discard(self, ckpt_id: CkptID) -> None:
-        """Make a damaged state not count any more."""
+    def _discard(self, ckpt_id: CkptID) -> None:  # noqa: B027 - NVRx asks for no such method
+        """Make a damaged state not count for later processes, either."""
 
     @abstractmethod
     def _cleanup(self, iteration: int) -> None:
@@ -100,7 +99,7 @@ class BaseCheckpointManager(ABC):
         """The newest iteration for which all ranks have a state; -1 if there is none."""
         if self.latest_iteration != _NONE:
             return self.latest_iteration
-        own = list(self._my_ckpt_ids())
+        own = [id_ for id_ in self._my_ckpt_ids() if id_ not in self._damaged]
         if self.repl_strategy is None:  # nobody could send the states of other ranks
             own = [id_ for id_ in own if id_[1] == self.rank]
         gathered = self._ranks.all_gather_object(own)
@@ -144,6 +143,7 @@ class BaseCheckpointManager(ABC):
         if self.repl_strategy is not None:
             states, ids = self.repl_strategy.replicate(state_dict, own)
         self.latest_iteration = _NONE
+        self._damaged.difference_update(ids)
         failures: list[str] = []
         begun: list[tuple[Any, CkptID]] = []
         try:
@@ -203,8 +203,9 @@ class BaseCheckpointManager(ABC):
         for each in sorted(needed):
             try:
                 states[each] = self._load(each)
-            except (OSError, DamagedFileError) as error:
+            except (OSError, DamagedFileError, CheckpointingException) as error:
                 warn(f"the local checkpoint {each} cannot be used: {error}", rank=self.rank)
+                self._damaged.add(each)
                 self._discard(each)
                 is_damaged = True
         if self._ranks.highest([is_damaged])[0]:

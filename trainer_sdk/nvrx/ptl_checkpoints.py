@@ -1,5 +1,6 @@
 """NVRx's local checkpoints for Lightning: when to save, and an IO that knows both kinds."""
 
+import logging
 import time
 from abc import abstractmethod
 from collections.abc import Callable
@@ -27,6 +28,7 @@ else:
         from pytorch_lightning import Callback
         from pytorch_lightning.plugins.io.wrapper import _WrappingCheckpointIO as CheckpointIO
 
+_logger = logging.getLogger(__name__)
 LOCAL_CKPT_OPTS_KEY = "local_checkpoint_options"
 
 
@@ -106,10 +108,15 @@ class HierarchicalCheckpointIO(CheckpointIO):
     def load_checkpoint(self, path: Any, map_location: Any = None, **kwargs: Any) -> dict[str, Any]:
         """Load the local checkpoint, unless the global one is newer."""
         newest = self.local_ckpt_manager.find_latest()
-        if newest >= 0 and newest >= self.get_global_ckpt_iteration_fn(path):
-            state, _ = self.local_ckpt_manager.load()
-            loaded: dict[str, Any] = self.from_tensor_aware_state_dict(state, **kwargs)
-            return loaded
+        if newest >= 0:
+            stored_at = self.get_global_ckpt_iteration_fn(path)
+            kind = "local" if newest >= stored_at else "global"
+            there = "Resuming from a %s checkpoint: iteration %d is stored locally, %d globally"
+            _logger.info(there, kind, newest, stored_at)
+            if kind == "local":
+                state, _ = self.local_ckpt_manager.load()
+                loaded: dict[str, Any] = self.from_tensor_aware_state_dict(state, **kwargs)
+                return loaded
         stored: dict[str, Any] = self.checkpoint_io.load_checkpoint(
             path, map_location=map_location, **kwargs
         )

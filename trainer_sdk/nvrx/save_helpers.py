@@ -1,6 +1,5 @@
 """NVRx's helpers around saves: maps and comparisons of nested states, and timed blocks."""
 
-import gc
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -8,6 +7,8 @@ from time import monotonic
 from typing import Any
 
 import torch
+
+from trainer_sdk.bootstrap.garbage_collection import collector_paused
 
 fallback_logger = logging.getLogger("nvrx")
 _ALWAYS = float("-inf")
@@ -59,10 +60,10 @@ def debug_msg(msg: str) -> None:
 
 
 def preload_tensors(state_dict: Any, non_blocking: bool = True) -> Any:
-    """The state with its tensors on the CPU."""
+    """The state with copies of its tensors on the CPU, which training does not change."""
     return dict_list_map_outplace(
         lambda value: (
-            value.detach().to("cpu", non_blocking=non_blocking)
+            value.detach().to("cpu", non_blocking=non_blocking, copy=True)
             if isinstance(value, torch.Tensor)
             else value
         ),
@@ -72,17 +73,7 @@ def preload_tensors(state_dict: Any, non_blocking: bool = True) -> Any:
 
 def wrap_for_async(fn: Callable[..., Any]) -> Callable[..., None]:
     """The function, with the garbage collector off while it runs."""
-
-    def wrapped(state_dict: Any, *arguments: Any, **named: Any) -> None:
-        was_on = gc.isenabled()
-        gc.disable()
-        try:
-            fn(state_dict, *arguments, **named)
-        finally:
-            if was_on:
-                gc.enable()
-
-    return wrapped
+    return collector_paused()(fn)
 
 
 def dict_list_map_outplace(f: Callable[[Any], Any], x: Any) -> Any:

@@ -190,6 +190,7 @@ def unpack(bundle: Path, database: Path, most_gib: int = 16) -> None:
     _refuse_programs(bundle, database)
 
 
+_CALLS = frozenset({"Function", "PureFunc"})
 _COMPUTED = re.compile(r"\bVIRTUAL\b|\bGENERATED\b|\bAS\s*\(", re.IGNORECASE)
 
 
@@ -197,17 +198,26 @@ def _refuse_programs(bundle: Path, database: Path) -> None:
     """Raise `BundleError` for what would run when the database is read or written.
 
     Bundles of every release have plain tables and their indexes only. A view in place of a table
-    would hold a reader for ever; a trigger would change what an upgrade writes.
+    would hold a reader for ever; a trigger would change what an upgrade writes. A default, a check
+    or an index may call functions at each write: they stand in what SQLite would do for one.
     """
     query = "SELECT type, name, coalesce(sql, '') FROM sqlite_master"
     try:
-        with closing(sqlite3.connect(f"{database.as_uri()}?immutable=1", uri=True)) as connection:
+        # SQLite does not read the checks of a database that it cannot write to.
+        with closing(sqlite3.connect(f"{database.as_uri()}?mode=rw", uri=True)) as connection:
             connection.execute("PRAGMA trusted_schema=OFF")
+            held = connection.execute(query).fetchall()
             programs = [
                 (kind, name)
-                for kind, name, sql in connection.execute(query)
+                for kind, name, sql in held
                 if kind not in {"table", "index"} or _COMPUTED.search(sql)
             ]
+            for kind, name, _ in held if not programs else ():
+                if kind == "table" and not name.startswith("sqlite_"):
+                    quoted = '"' + name.replace('"', '""') + '"'
+                    steps = connection.execute(f"EXPLAIN INSERT INTO {quoted} DEFAULT VALUES")
+                    if any(step[1] in _CALLS for step in steps):
+                        programs.append((kind, name))
     except sqlite3.Error as error:
         raise BundleError(f"{bundle} is damaged: {error}") from error
     if programs:

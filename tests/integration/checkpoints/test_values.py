@@ -70,6 +70,7 @@ READ: State = {
     "scalar": torch.tensor(7), "no elements": torch.empty(0, 3), "parameter": torch.nn.Parameter(torch.ones(2)),
     "no bytes": b"", "deep": {"a": {"b": [torch.ones(1), {"c": np.float64(1)}]}},
 }  # fmt: skip
+JAGGED = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)
 REFUSED: dict[str, tuple[Any, str]] = {
     "enum": (Colour.RED, "colour is of class tests.integration.checkpoints.test_values.Colour"),
     "int enum": (Level.HIGH, "save its .value"),
@@ -85,7 +86,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "class": (int, "of class type"),
     "generator": (torch.Generator(), "save its get_state"),
     "hidden": (np.array([Colour.RED], object), "of class numpy.ndarray"),
-    "meta": (torch.empty(2, device="meta"), "it is of class torch.Tensor, which no restore would read"),
+    "meta": (torch.empty(2, device="meta"), "it is of class torch.Tensor, .* on the meta device"),
+    "jagged": (JAGGED, "it is of class .*NestedTensor, .*to_padded_tensor"),
+    "unset": (torch.nn.UninitializedParameter(), "it is of class .*UninitializedParameter, which"),
+    "opaque": (torch.ones(3).to_mkldnn(), r"it is of class torch.Tensor, .*to_dense\(\)"),
     "fold": (datetime(2026, 10, 25, 2, 30, fold=1), "save its timestamp"),
     "lambda": (lambda: 1, "of class function, which no restore would read"),
 }  # fmt: skip

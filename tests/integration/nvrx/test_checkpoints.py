@@ -21,7 +21,13 @@ from trainer_sdk.nvrx.filesystem_async import (
     CachedMetadataFileSystemReader,
     FileSystemWriterAsync,
 )
-from trainer_sdk.nvrx.local_checkpoints import CheckpointingException, LocalCheckpointManager
+from trainer_sdk.nvrx.local_checkpoints import (
+    BaseCheckpointManager,
+    CheckpointingException,
+    CkptID,
+    LocalCheckpointManager,
+)
+from trainer_sdk.nvrx.save_helpers import preload_tensors
 from trainer_sdk.nvrx.state_dict_saver import (
     CheckpointMetadataCache,
     save_state_dict_async_finalize,
@@ -266,6 +272,55 @@ def test_a_state_of_the_scripts_own_needs_no_more_than_copies_and_a_pickle(
     assert state.moves == ["cpu", "device"]
     with pytest.raises(CheckpointingException, match="at least 0, and is -1"):
         manager.save(OwnState(7.0), -1)
+
+
+class OwnManager(BaseCheckpointManager):
+    """A script's manager, in memory, with what NVRx asks of one and no more."""
+
+    def __init__(self) -> None:
+        super().__init__("", None)
+        self.states: dict[CkptID, TensorAwareStateDict] = {}
+        self.lost: set[int] = set()
+
+    def _my_ckpt_ids(self) -> list[CkptID]:
+        return list(self.states)
+
+    def _load(self, ckpt_id: CkptID) -> TensorAwareStateDict:
+        if ckpt_id[0] in self.lost:
+            raise CheckpointingException(f"{ckpt_id} is lost")
+        return self.states[ckpt_id]
+
+    def _save(self, state_dict: TensorAwareStateDict, ckpt_id: CkptID) -> None:
+        self.states[ckpt_id] = state_dict
+
+    def _cleanup(self, iteration: int) -> None:
+        pass
+
+    def _cleanup_failed_save(self, iteration: int) -> None:
+        pass
+
+
+def test_a_manager_of_the_scripts_own_passes_over_what_it_cannot_load() -> None:
+    manager = OwnManager()
+    for iteration in (1, 2):
+        manager.save(OwnState(float(iteration)), iteration)
+    assert manager.load()[1] == (2, 0, "")
+    manager.lost = {2}
+    assert manager.load()[1] == (1, 0, "")
+    manager.lost = set()
+    manager.save(OwnState(2.0), 2)  # it counts again
+    assert manager.load()[1] == (2, 0, "")
+
+
+def test_tensors_of_the_cpu_are_preloaded_as_copies() -> None:
+    state: dict[str, Any] = {"step": torch.tensor(3.0, requires_grad=True), "list": [torch.ones(2)]}
+    preloaded = preload_tensors(state)
+    with torch.no_grad():
+        state["step"].zero_()
+        state["list"][0].zero_()
+    assert not preloaded["step"].requires_grad
+    assert preloaded["step"] == 3.0
+    assert preloaded["list"][0].tolist() == [1.0, 1.0]
 
 
 def test_local_checkpoints_are_found_loaded_and_replaced(tmp_path: Path) -> None:

@@ -148,8 +148,9 @@ def test_the_best_ranks_are_listed_next_to_the_worst(caplog: pytest.LogCaptureFi
 
 
 def test_local_checkpoints_are_saved_and_the_newest_of_both_is_loaded(
-    watch: Watch, tmp_path: Path
+    watch: Watch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "trainer_sdk.nvrx.ptl_checkpoints")
     manager = LocalCheckpointManager(tmp_path / "disk")
     from lightning.pytorch.plugins.io import TorchCheckpointIO
 
@@ -161,6 +162,10 @@ def test_local_checkpoints_are_saved_and_the_newest_of_both_is_loaded(
     assert io.load_checkpoint(tmp_path / "global.ckpt")["global_step"] == 16
     newer = IO(TorchCheckpointIO(), LocalCheckpointManager(tmp_path / "disk"), lambda path: 20)
     assert newer.load_checkpoint(tmp_path / "global.ckpt")["global_step"] == BATCHES
+    assert [line for line in caplog.messages if line.startswith("Resuming")] == [
+        "Resuming from a local checkpoint: iteration 16 is stored locally, 5 globally",
+        "Resuming from a global checkpoint: iteration 16 is stored locally, 20 globally",
+    ]
     with pytest.raises(ValueError, match="give either"):
         LocalCheckpointCallback(every_n_train_steps=1, train_time_interval=timedelta(seconds=1))
 

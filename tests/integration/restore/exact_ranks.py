@@ -11,6 +11,7 @@ import random
 import shutil
 import sys
 import traceback
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -58,13 +59,9 @@ class Nested(Optimizer):
                 state = self.state[one]
                 if not state:
                     zeros = torch.zeros_like(one, dtype=torch.float64)
-                    state |= {
-                        "step": 0,
-                        "none": None,
-                        "means": {"first": zeros},
-                        "last": [zeros],
-                        "most": zeros,
-                    }
+                    state.update(
+                        step=0, none=None, means={"first": zeros}, last=[zeros], most=zeros
+                    )
                 state["step"] += 1
                 state["means"]["first"] = state["means"]["first"] * 0.9 + one.grad
                 one.sub_((state["means"]["first"] * group["lr"] / state["step"]).to(one.dtype))
@@ -112,8 +109,10 @@ def parts() -> dict[str, nn.Module]:
     }
 
 
-def whole() -> nn.Sequential:
-    return nn.Sequential(*parts().values())
+def model_of(*names: str) -> nn.Sequential:
+    """The parts with these names, which they keep; all of them if none is named."""
+    made = parts()
+    return nn.Sequential(OrderedDict((name, made[name]) for name in names or made))
 
 
 def batch_of(step: int, place: int) -> torch.Tensor:
@@ -123,6 +122,18 @@ def batch_of(step: int, place: int) -> torch.Tensor:
 def sharded(model: nn.Module, mesh: Any = None) -> nn.Module:
     fully_shard(model, mesh=mesh)
     return model
+
+
+def mesh_of(first: str, second: str, *, stages: int = 0) -> Any:
+    """All ranks in two dimensions: in pairs, or in so many stages."""
+    size = dist.get_world_size()
+    shape = (stages, size // stages) if stages else (size // 2, 2)
+    return init_device_mesh("cpu", shape, mesh_dim_names=(first, second))
+
+
+def backward(loss: Any) -> float:
+    loss.backward()
+    return float(loss)
 
 
 class Training:
@@ -150,17 +161,16 @@ class Training:
             "random": RngState(),
         }
 
-    def loss(self, step: int) -> torch.Tensor:
-        found: torch.Tensor = self.model(batch_of(step, self.rank)).pow(2).mean()
-        return found
+    def gradients(self, step: int) -> float:
+        """Make the gradients of a step, and return its loss."""
+        return backward(self.model(batch_of(step, self.rank)).pow(2).mean())
 
     def step(self, step: int) -> float:
-        loss = self.loss(step)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = self.gradients(step)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.schedule.step()
-        return loss.item()
+        return loss
 
     def renew(self) -> None:
         """Do what a restart does, besides ours."""
@@ -215,7 +225,7 @@ class Replicated(Training):
 
 class Sharded(Training):
     def build(self) -> nn.Module:
-        return sharded(whole())
+        return sharded(model_of())
 
 
 class ShardedByName(Sharded):
@@ -224,45 +234,28 @@ class ShardedByName(Sharded):
 
 class ShardedInReplicas(Training):
     def build(self) -> nn.Module:
-        half = dist.get_world_size() // 2
-        mesh = init_device_mesh("cpu", (half, 2), mesh_dim_names=("replicas", "shards"))
-        return sharded(whole(), mesh=mesh)
+        return sharded(model_of(), mesh=mesh_of("replicas", "shards"))
 
 
 class InTensors(Training):
     """Tensor parallel; the dropout would differ between ranks that must have the same."""
 
     def build(self) -> nn.Module:
-        return parallelize_module(
-            self.plain(),
-            init_device_mesh("cpu", (dist.get_world_size(),)),
-            {"0": ColwiseParallel(), "3": RowwiseParallel()},
-        )
+        return self.split(init_device_mesh("cpu", (dist.get_world_size(),)))
 
-    def plain(self) -> nn.Sequential:
-        found = whole()
-        found[1] = nn.Identity()
-        return found
+    def split(self, mesh: Any) -> nn.Module:
+        model = model_of()
+        model[1] = nn.Identity()
+        return parallelize_module(model, mesh, {"0": ColwiseParallel(), "3": RowwiseParallel()})
 
-    def loss(self, step: int) -> torch.Tensor:
-        found: torch.Tensor = self.model(batch_of(step, 0)).pow(2).mean()
-        return found
+    def gradients(self, step: int) -> float:
+        return backward(self.model(batch_of(step, 0)).pow(2).mean())
 
 
 class InShardedTensors(InTensors):
     def build(self) -> nn.Module:
-        mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
-        model = parallelize_module(
-            self.plain(), mesh["tp"], {"0": ColwiseParallel(), "3": RowwiseParallel()}
-        )
-        return sharded(model, mesh=mesh["dp"])
-
-
-class Stage(nn.ModuleDict):
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        for part in self.values():
-            inputs = part(inputs)
-        return inputs
+        mesh = mesh_of("dp", "tp")
+        return sharded(self.split(mesh["tp"]), mesh=mesh["dp"])
 
 
 class InStages(Training):
@@ -272,31 +265,24 @@ class InStages(Training):
 
     def build(self) -> nn.Module:
         half = dist.get_world_size() // 2
-        mesh = init_device_mesh("cpu", (2, half), mesh_dim_names=("pp", "dp"))
         self.stage = dist.get_rank() // half
         self.peer = (dist.get_rank() + half) % (2 * half)
-        names = ["0", "1", "2"] if not self.stage else ["3", "4"]
-        everything = parts()
-        return sharded(Stage({name: everything[name] for name in names}), mesh=mesh["dp"])
+        names = ("3", "4") if self.stage else ("0", "1", "2")
+        return sharded(model_of(*names), mesh=mesh_of("pp", "dp", stages=2)["dp"])
 
-    def step(self, step: int) -> float:
+    def gradients(self, step: int) -> float:
         between = torch.zeros(4, 16)
         if not self.stage:
             out = self.model(batch_of(step, self.rank))
             dist.send(out.detach(), self.peer)
             dist.recv(between, self.peer)
             out.backward(between)
-            loss = out.sum()
-        else:
-            dist.recv(between, self.peer)
-            loss = self.model(between.requires_grad_()).pow(2).mean()
-            loss.backward()
-            assert between.grad is not None
-            dist.send(between.grad, self.peer)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.schedule.step()
-        return float(loss.item())
+            return float(out.sum())
+        dist.recv(between, self.peer)
+        loss = backward(self.model(between.requires_grad_()).pow(2).mean())
+        assert between.grad is not None
+        dist.send(between.grad, self.peer)
+        return loss
 
 
 class InNamedStages(InStages):
@@ -324,20 +310,14 @@ class OfExperts(Training):
                 model[f"expert{number}"] = experts[number]
         return model
 
-    def step(self, step: int) -> float:
+    def gradients(self, step: int) -> float:
         assert isinstance(self.model, nn.ModuleDict)
         out = self.model["shared"](batch_of(step, self.rank))
-        loss = out.pow(2).mean()
-        for name, part in self.model.items():
-            if name != "shared":
-                loss = loss + part(out).pow(2).mean()
-        loss.backward()
+        experts = [part(out) for name, part in self.model.items() if name != "shared"]
+        loss = backward(sum(one.pow(2).mean() for one in (out, *experts)))
         for one in self.model["shared"].parameters():
             dist.all_reduce(one.grad)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.schedule.step()
-        return float(loss.item())
+        return loss
 
 
 SHARDINGS: dict[str, type[Training]] = {

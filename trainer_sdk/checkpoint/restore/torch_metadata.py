@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint import filesystem, metadata
 
+from trainer_sdk.bootstrap.garbage_collection import collector_paused
 from trainer_sdk.checkpoint.restore.errors import UnfitError
 from trainer_sdk.checkpoint.storage.pickle_data import (
     NAMED,
@@ -16,7 +17,6 @@ from trainer_sdk.checkpoint.storage.pickle_data import (
     ReadBudget,
     TreeBuilder,
     UnreadableBytesError,
-    collector_paused,
 )
 from trainer_sdk.checkpoint.storage.pickled_values import parsed_metadata
 from trainer_sdk.checkpoint.value_kinds import KINDS, expect
@@ -36,7 +36,7 @@ _DESCRIPTIONS: dict[str, Any] = {
         )
     },
 }
-_FIELDS = {kind: {field.name for field in fields(kind)} for kind in _DESCRIPTIONS.values()}
+_FIELDS = {kind: [field.name for field in fields(kind)] for kind in _DESCRIPTIONS.values()}
 _FORMS = (torch.contiguous_format, torch.channels_last, torch.preserve_format)
 """By torch's number for them."""
 
@@ -44,7 +44,7 @@ _FORMS = (torch.contiguous_format, torch.channels_last, torch.preserve_format)
 def read_metadata(octets: bytes, place: str) -> metadata.Metadata:
     """What torch has described; `UnfitError` if there is anything else in it."""
     try:
-        with collector_paused():
+        with collector_paused():  # a tree has no cycles: a look for them is a third of the time
             described: metadata.Metadata = TreeBuilder(_made, ReadBudget.of(len(octets))).build(
                 parsed_metadata(octets)
             )
@@ -57,11 +57,7 @@ def read_metadata(octets: bytes, place: str) -> metadata.Metadata:
 
 def _made(call: DescribedCall, builder: TreeBuilder) -> Any:  # noqa: PLR0911 - one for each description
     if (kind := _DESCRIPTIONS.get(call.name)) is not None:
-        named = call.state.fields() if type(call.state) is Pairs else {}
-        expected = _FIELDS[kind] & named.keys()  # a later torch may describe more
-        return kind(
-            **dict(zip(expected, builder.each([named[key] for key in expected]), strict=True))
-        )
+        return _description(kind, call.state, builder)
     if call.name == f"{_MODULE}.metadata.TensorProperties":
         dtype, layout, requires_grad, form, pinned = expect(builder.build(call.state), tuple)
         return metadata.TensorProperties(
@@ -83,3 +79,13 @@ def _made(call: DescribedCall, builder: TreeBuilder) -> Any:  # noqa: PLR0911 - 
     if call.name == "torch.serialization._get_layout":
         return KINDS["torch.layout"].make(*args)
     return PurePosixPath(*args)
+
+
+def _description(kind: Any, state: object, builder: TreeBuilder) -> Any:
+    pairs = state.pairs if type(state) is Pairs else []
+    if pairs[::2] == _FIELDS[kind]:
+        return kind(*builder.each(pairs[1::2]))
+    named = Pairs(pairs).fields()
+    expected = [key for key in _FIELDS[kind] if key in named]  # a later torch may describe more
+    values = builder.each([named[key] for key in expected])
+    return kind(**dict(zip(expected, values, strict=True)))

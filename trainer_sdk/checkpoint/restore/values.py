@@ -74,9 +74,7 @@ def as_bytes(value: object, key: str) -> bytes:
             f"{_remedy(error.value)}"
         ) from error
     except Exception as error:
-        raise UnreadableValueError(
-            f"{key} is {_words(value)}, which torch.save refuses: {error}"
-        ) from error
+        raise unsavable(key, value, error) from error
     return octets
 
 
@@ -119,6 +117,14 @@ def _words(value: object) -> str:
     return f"of class {named}"
 
 
+def unsavable(key: str, value: object, error: Exception) -> UnreadableValueError:
+    """The error for a value that torch cannot save, with what to save instead."""
+    why = str(error).partition("\n")[0]
+    return UnreadableValueError(
+        f"{key} is {_words(value)}, which torch.save refuses: {why}; {_remedy(value)}"
+    )
+
+
 def _remedy(value: object) -> str:
     """What to save instead."""
     return next(text for is_meant, text in _REMEDIES if is_meant(value))
@@ -135,6 +141,16 @@ _REMEDIES: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (lambda value: hasattr(value, "_asdict"), "save tuple(…) or its _asdict()"),
     (lambda value: isinstance(value, Mapping), "save dict(…) of it"),
     (lambda value: isinstance(value, torch.Generator), "save its get_state()"),
+    (
+        lambda value: isinstance(value, torch.Tensor) and value.is_meta,
+        "it is on the meta device, where nothing has values: give it values first "
+        "(module.to_empty(device=…) and its initialization)",
+    ),
+    (
+        lambda value: isinstance(value, torch.Tensor),
+        "save plain tensors: its parts, to_dense(), to_padded_tensor(…) or "
+        "as_subclass(torch.Tensor)",
+    ),
     (
         lambda value: bool(getattr(value, "fold", 0)),
         "save its timestamp(), as its fold would be lost",

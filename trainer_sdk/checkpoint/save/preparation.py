@@ -246,19 +246,17 @@ class Preparation:
 
     def _values(self, plan: Plan, flat: FlatState) -> dict[int, bytes] | None:
         """The pieces that are copied as bytes, by number; None if the plan does not fit."""
-        if plan.local.fingerprint != flat.fingerprint:
+        try:
+            if plan.local.fingerprint != flat.fingerprint:
+                return None
+            at = {number: plan.local.indices[number] for number in plan.values}
+            values = {n: as_bytes(found_at(flat, index), index.fqn) for n, index in at.items()}
+        except Exception:  # noqa: BLE001 - the next plan reports the error
             return None
-        values = {}
-        for number in plan.values:
-            index = plan.local.indices[number]
-            try:
-                octets = as_bytes(found_at(flat, index), index.fqn)
-            except Exception:  # noqa: BLE001 - the next plan reports the error
-                return None
-            if not fits(len(octets), plan.local.pieces[number].length):
-                return None
-            values[number] = octets
-        return values
+        pieces = plan.local.pieces
+        if all(fits(len(octets), pieces[number].length) for number, octets in values.items()):
+            return values
+        return None
 
     def _buffer(self, request: SaveRequest, plan: Plan) -> tuple[Buffer | None, _Hindrance]:
         deadline = time.monotonic() + (self._setup.timeouts.exit_within_s if request.wait else 0.0)

@@ -7,12 +7,10 @@ It is a tree: what occurs in two places is made twice, and nothing contains itse
 """
 
 import _compat_pickle
-import gc
 import io
 import pickletools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,18 +106,6 @@ def parse(pickled: bytes, is_known: Callable[[str], bool], changed: frozenset[st
         raise UnreadableBytesError(f"it is not a pickle: {short(error)}") from error
 
 
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """Collect no garbage: a tree has no cycles, and a look at it costs a third of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def short(text: object) -> str:
     """At most 200 printable characters."""
     return str(text)[:200].encode("ascii", "backslashreplace").decode().replace("\n", " ")
@@ -137,7 +123,9 @@ class _Interpreter:
         self._protocol = 0
         self._budget = ReadBudget()
 
-    def run(self, pickled: bytes) -> Any:  # noqa: C901 - a call for each opcode would cost most
+    def run(  # noqa: C901, PLR0912, PLR0915 - a call for each opcode would cost most
+        self, pickled: bytes
+    ) -> Any:
         """The one value of the pickle. The first branches are most of a description of torch."""
         at, stack, memo, source = 0, self._stack, self._memo, io.BytesIO(pickled)
         for number in range(len(pickled)):
@@ -155,6 +143,13 @@ class _Interpreter:
                 begin = at + 1
                 at = begin + pickled[at]
                 stack.append(str(pickled[begin:at], "utf-8", "surrogatepass"))
+            elif code == _BININT1:
+                stack.append(pickled[at])
+                at += 1
+            elif code == _EMPTY_TUPLE:
+                stack.append(())
+            elif code == _EMPTY_DICT:
+                stack.append(Pairs([]))
             elif code == _STOP:
                 return stack.pop()
             else:
@@ -276,10 +271,11 @@ class _Interpreter:
 
 Step = Callable[[_Interpreter, Any], None]
 _PUSHED = (
-    "BININT BININT1 BININT2 BINFLOAT FLOAT BINUNICODE SHORT_BINUNICODE UNICODE BINUNICODE8 "
+    "BININT BININT2 BINFLOAT FLOAT BINUNICODE SHORT_BINUNICODE UNICODE BINUNICODE8 "
     "BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8 STRING BINSTRING SHORT_BINSTRING"
 )
 _STEPS: dict[str, Step] = {
+    # `run` has a branch for MEMOIZE, BININT1, EMPTY_TUPLE and EMPTY_DICT.
     **dict.fromkeys(_PUSHED.split(), _Interpreter.push),
     **dict.fromkeys(("BINGET", "LONG_BINGET", "GET"), _Interpreter.recall),
     **dict.fromkeys(("BINPUT", "LONG_BINPUT", "PUT"), _Interpreter.remember),
@@ -296,7 +292,6 @@ _STEPS: dict[str, Step] = {
     "POP": _Interpreter.pop,
     "POP_MARK": lambda self, _: self.marked().clear(),
     "DUP": lambda self, _: self.push(self.top),
-    "EMPTY_TUPLE": lambda self, _: self.push(()),
     "TUPLE": lambda self, _: self.push(tuple(self.marked())),
     "TUPLE1": lambda self, _: self.push(tuple(self.take(1))),
     "TUPLE2": lambda self, _: self.push(tuple(self.take(2))),
@@ -305,7 +300,6 @@ _STEPS: dict[str, Step] = {
     "LIST": lambda self, _: self.push(self.marked()),
     "APPEND": lambda self, _: self.append(self.take(1)),
     "APPENDS": lambda self, _: self.append(self.marked()),
-    "EMPTY_DICT": lambda self, _: self.push(Pairs([])),
     "DICT": lambda self, _: self.push(Pairs(self.marked())),
     "SETITEM": lambda self, _: self.put(self.take(2)),
     "SETITEMS": lambda self, _: self.put(self.marked()),
@@ -337,7 +331,8 @@ for _code in pickletools.opcodes:
 _CODES = {_code.name: ord(_code.code) for _code in pickletools.opcodes}
 _MEMOIZE, _STOP = _CODES["MEMOIZE"], _CODES["STOP"]
 _BINGET, _LONG_BINGET = _CODES["BINGET"], _CODES["LONG_BINGET"]
-_SHORT_BINUNICODE = _CODES["SHORT_BINUNICODE"]
+_SHORT_BINUNICODE, _BININT1 = _CODES["SHORT_BINUNICODE"], _CODES["BININT1"]
+_EMPTY_TUPLE, _EMPTY_DICT = _CODES["EMPTY_TUPLE"], _CODES["EMPTY_DICT"]
 
 
 class TreeBuilder:

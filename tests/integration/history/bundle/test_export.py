@@ -172,6 +172,10 @@ async def make_database(plain: Path) -> None:
         "CREATE VIRTUAL TABLE mine USING fts5(a)",
         "CREATE TABLE mine (a INT, b BLOB GENERATED ALWAYS AS (zeroblob(1000000000)))",
         "CREATE TABLE mine (a INT, b BLOB AS(hex(zeroblob(100000000))))",
+        "CREATE TABLE mine (a INT, b BLOB DEFAULT (zeroblob(1000000000)))",
+        "CREATE TABLE mine (a INT, CHECK (length(hex(zeroblob(400000000))) > a))",
+        "CREATE INDEX mine ON facts (hex(zeroblob(400000000)))",
+        "CREATE INDEX mine ON facts (job) WHERE length(zeroblob(1000000000)) > 1",
         "PRAGMA writable_schema=ON; UPDATE sqlite_master SET sql = 'CREATE TABLE facts(' "
         "WHERE name = 'facts'",
         "PRAGMA writable_schema=ON; UPDATE sqlite_master SET type = 'trigger', name = 'x' || x'00' "
