@@ -95,7 +95,7 @@ def _attach(environ: Mapping[str, str], place: LaunchedRank, link: AgentLink) ->
     if is_worker(environ, place) or _is_taken(os.path.join(own, PAGE)):
         return
     for path in (os.path.dirname(folder), folder, os.path.dirname(own), own):
-        _private(path)
+        private_folder(path)
     holds = _held(folder)
     _open_page(own, place, link, AgentSocket(os.path.join(folder, SOCKET)))
     os.register_at_fork(after_in_child=link.detach)
@@ -133,7 +133,7 @@ def _is_taken(path: str) -> bool:
     return os.path.exists(f"/proc/{reading.pid}")
 
 
-def _private(path: str) -> None:
+def private_folder(path: str) -> None:
     """Make a folder that only this user can read; PermissionError if another user has it."""
     with suppress(FileExistsError):
         os.mkdir(path, 0o700)

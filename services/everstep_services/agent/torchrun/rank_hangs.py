@@ -21,7 +21,7 @@ from everstep_services.agent.stalls.monitor import MonitoredRanks, StallMonitor
 from everstep_services.agent.stalls.process_state import ProcessState
 from everstep_services.agent.stalls.recorder import limits_in
 from everstep_services.agent.telemetry.progress import beat_of
-from trainer_sdk.attachment import AGENT_LOCK, SOCKET
+from trainer_sdk.attachment import AGENT_LOCK, SOCKET, private_folder
 from trainer_sdk.bootstrap.agent_link import ShortPath
 from trainer_sdk.launchers import LaunchedRank, launcher_of
 
@@ -140,8 +140,8 @@ def _door(folder: Path) -> Iterator[socket.socket]:
 
     A second torchrun of this job on the same host has neither; it sees pages all the same.
     """
-    folder.parent.mkdir(mode=0o700, exist_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=True)
+    for each in (folder.parent, folder):
+        private_folder(str(each))
     lock = os.open(folder / AGENT_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     path = folder / SOCKET
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as door:
