@@ -38,9 +38,9 @@ class AgentTimeouts:
     preempt_grace_s: float = 600.0
     """From a preemption signal to SIGKILL."""
     agree_within_s: float = 2.0
+    """Ranks do not wait longer for the step after which all are to stop."""
     unheard_within_s: float = 600.0
     """An agent whose ranks are over waits at most this long for a control plane that is silent."""
-    """Ranks do not wait longer for the step after which all are to stop."""
     exit_within_s: float = 30.0
     """A rank whose script has returned may take this long to exit."""
     idle_at_end_s: float = 120.0
