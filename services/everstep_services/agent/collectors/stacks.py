@@ -36,6 +36,8 @@ LEAST_S = 1.0
 _MOST_BYTES = 8 << 20
 _NAME_MOST = 300
 """Names of C++ frames may have kilobytes."""
+_AGAIN_AFTER_S = 0.5
+"""A rank that holds the lock may be on its way to where it will wait: the second look counts."""
 _TRIES = 3
 """A process that runs on may be read in the middle of a change."""
 _FALLBACK_SHARE = 0.3
@@ -82,18 +84,24 @@ class StacksReader:
 
         async def read(rank: RankSeen) -> RankPiece:
             until = clock.now() + scene.each_within_s * (1 - _FALLBACK_SHARE)
+            threads, why = list[_Thread](), "py-spy read no thread"
             try:
                 async with turns, asyncio.timeout(max(until - clock.now(), 0)):
-                    return await self._read(rank, is_native=is_native)
+                    threads = await self._read(rank, is_native=is_native)
+                    if any(thread.owns_gil for thread in threads):
+                        await clock.sleep(_AGAIN_AFTER_S)
+                        threads = await self._read(rank, is_native=is_native)
             except TimeoutError:
                 why = "py-spy has not ended in time"
             except NothingFoundError as error:
                 why = str(error)
+            if threads:
+                return _piece(rank.rank, threads)
             return await _by_its_own(rank, scene.each_within_s * _FALLBACK_SHARE * 0.9, why)
 
         return await from_each(scene, read)
 
-    async def _read(self, rank: RankSeen, *, is_native: bool) -> RankPiece:
+    async def _read(self, rank: RankSeen, *, is_native: bool) -> list[_Thread]:
         if not self._program:
             raise NothingFoundError("py-spy is not installed: pip install 'everstep[agent]'")
         errors = ""
@@ -103,7 +111,7 @@ class StacksReader:
                 self._program, "dump", "--pid", str(rank.pid), "--json", "--full-filenames", how
             )
             if code == 0:
-                return _piece(rank.rank, output)
+                return _decoded(output)
             if _FORBIDDEN in errors.lower():
                 break
             is_native = False  # a stopped process cannot be stopped again
@@ -170,7 +178,7 @@ async def _end(process: Process) -> None:
         await process.wait()
 
 
-def _piece(rank: int, output: bytes) -> RankPiece:
+def _decoded(output: bytes) -> list[_Thread]:
     try:
         threads = _THREADS.decode(output)
     except msgspec.MsgspecError as error:
@@ -180,6 +188,10 @@ def _piece(rank: int, output: bytes) -> RankPiece:
             frame.name, frame.filename = frame.name[:_NAME_MOST], frame.filename[:_NAME_MOST]
             frame.module = None if frame.module is None else frame.module[:_NAME_MOST]
             frame.short_filename = None
+    return threads
+
+
+def _piece(rank: int, threads: list[_Thread]) -> RankPiece:
     holds = any(thread.owns_gil for thread in threads)
     return RankPiece(
         _where(threads) + (", holds the interpreter's lock" if holds else ""),

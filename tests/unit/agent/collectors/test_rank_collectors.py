@@ -303,6 +303,24 @@ def test_where_ptrace_is_forbidden_the_reason_says_so(tmp_path: Path) -> None:
     )
 
 
+def test_a_rank_on_its_way_to_where_it_waits_is_read_there(tmp_path: Path) -> None:
+    """It is no suspect for code in which nobody can see it a moment later."""
+    reader, said = tmp_path / "py-spy", tmp_path / "looks"
+    thread = {
+        "pid": 7, "thread_id": 1, "thread_name": "MainThread", "os_thread_id": 7, "active": True,
+    }  # fmt: skip
+    for number, (name, owns) in enumerate({"get_rank": True, "all_reduce": False}.items(), 1):
+        frames = [{"name": name, "filename": "distributed_c10d.py", "line": number}]
+        dump = json.dumps([thread | {"owns_gil": owns, "frames": frames}])
+        (tmp_path / f"dump{number}").write_text(dump)
+    reader.write_text(f"#!/bin/sh\necho >> {said}\nexec cat {tmp_path}/dump$(wc -l < {said})\n")
+    reader.chmod(0o755)
+    scene = Scene([rank(tmp_path, 0, os.getpid())], ENOUGH_S)
+    found = asyncio.run(StacksReader(program=str(reader)).stacks(scene, CLOCK))
+    assert found is not None
+    assert found.summary == "rank 0: all_reduce (distributed_c10d.py:2)"
+
+
 def test_a_reader_that_hangs_is_killed(tmp_path: Path) -> None:
     reader, said = tmp_path / "py-spy", tmp_path / "pid"
     reader.write_text(f"#!/bin/sh\necho $$ > {said}\nexec sleep 1000\n")
