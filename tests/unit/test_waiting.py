@@ -18,6 +18,7 @@ PACED = {
     "chaos/truth/training.py",
     "cluster/links.py",
     "cluster/test_drills.py",
+    "cluster/test_trainings.py",
     "corpus/injected/standstills.py",
 }
 """They make a load at a rate, let a fixed time pass, or sleep on purpose."""

@@ -10,7 +10,7 @@ import pytest
 from everstep.bus.errors import BusRefusedError
 from everstep.clock import Clock
 from everstep.messages import BlobRef, ErrorRecord, EvidenceCollected, Fact, RankExited
-from everstep_services.agent.collectors.collection import EvidenceFound, Piece, Scene
+from everstep_services.agent.collectors.collection import Collector, EvidenceFound, Piece, Scene
 from everstep_services.agent.core.exit import RankExit
 from everstep_services.agent.runtime import urgent_work
 from everstep_services.agent.runtime.workdir import Workdir
@@ -203,19 +203,22 @@ async def test_what_outlives_the_ranks_is_collected_when_the_next_ranks_run(
     bus = MemoryBus(MemoryServer())
     collections = Collections("j", bus, records, facts.put_nowait, clock)
 
-    async def kind(scene: Scene, _: Clock) -> EvidenceFound:
-        order.append("collected")
-        return EvidenceFound("a line of the kernel", b"text")
+    def kind(name: str) -> Collector:
+        async def collected(scene: Scene, _: Clock) -> EvidenceFound:
+            order.append(name)
+            return EvidenceFound("a line", b"text")
+
+        return collected
 
     urgent_work.begin_urgent_work()
-    collections.collect(1, "i1", {"kernel_log": kind}, Scene((), 10.0), is_urgent=False)
+    for name, is_urgent in ("kernel_log", False), ("gpu", True):
+        collections.collect(1, "i1", {name: kind(name)}, Scene((), 10.0), is_urgent=is_urgent)
     async with asyncio.TaskGroup() as tasks:
         loops = [
             tasks.create_task(loop())
             for loop in (collections.collect_beside_for_ever, collections.collect_for_ever)
         ]
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await facts.get()
         order.append("next ranks run" if begins else "the job is over")
         if begins:
             urgent_work.end_urgent_work()
@@ -224,4 +227,4 @@ async def test_what_outlives_the_ranks_is_collected_when_the_next_ranks_run(
             await collections.finish(30.0)
         for loop in loops:
             loop.cancel()
-    assert order == ["next ranks run" if begins else "the job is over", "collected"]
+    assert order == ["gpu", "next ranks run" if begins else "the job is over", "kernel_log"]
