@@ -50,7 +50,7 @@ def test_it_recovers_twice_and_what_it_says_at_the_end_is_so(tmp_path: Path, job
         rank, node = table(said)
         assert rank.pop("WHAT").endswith(" was ended by SIGKILL")
         assert node.pop("WHAT") == "node-2 is gone"
-        phases = ["DETECT", "LOOK", "DECIDE", "STOP", "FORM", "START", "STEP", "ALL"]
+        phases = ["CUT", "DETECT", "LOOK", "DECIDE", "STOP", "FORM", "START", "STEP", "ALL"]
         for row in (rank, node):
             spent = [int(row[phase]) for phase in phases]
             assert abs(sum(spent[:-1]) - spent[-1]) <= 0.1 * spent[-1] + len(phases), row

@@ -25,6 +25,7 @@ from everstep_services.cli.pages.incidents.verdict import verdict_lines
 
 _SCRIPT = Path(__file__).with_name("train.py")
 _PHASES = {
+    "unfinished": "cut",
     "detect": "detect",
     "evidence": "look",
     "decide": "decide",
