@@ -303,6 +303,8 @@ class Agent:
             exit_code=code,
         )
         self.fleet.ask(leave, lambda _: None)
+        if self.fleet.forgets:  # its seat may be made again by a question that comes late
+            self.fleet.later(4.0, self.fleet.miss, self)
 
     def wake(self) -> None:
         if self.stays_paused:

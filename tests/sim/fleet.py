@@ -270,10 +270,17 @@ class Fleet:
         )
         for replica in self.replicas:
             self.later(self.delay(), replica.decide, [finding])
-        if not agent.is_alive or agent.is_paused:
-            seats = () if self.document is None else self.document.seats
-            if any(seat.instance == agent.instance for seat in seats):
-                self.later(1.0, self._silent, agent)
+        if (not agent.is_alive or agent.is_paused) and self._is_seated(agent):
+            self.later(1.0, self._silent, agent)
+
+    def _is_seated(self, agent: Agent) -> bool:
+        seats = () if self.document is None else self.document.seats
+        return any(seat.instance == agent.instance for seat in seats)
+
+    def miss(self, agent: Agent) -> None:
+        """Health misses an agent that has left, if a question of it was heard after its goodbye."""
+        if self._is_seated(agent):
+            self._silent(agent)
 
     def _leave(self, agent: Agent) -> None:
         agent.exit(0)

@@ -278,5 +278,5 @@ class Record:
                 assert fact.incident not in closed, "an incident was closed twice"
                 closed.add(fact.incident)
                 wall_s = (fact.at - opened[fact.incident].at).total_seconds()
-                wall_s += fact.ledger.detect_s
+                wall_s += fact.ledger.unfinished_s + fact.ledger.detect_s
                 assert abs(fact.ledger.wall_s - wall_s) < 0.001, f"{fact.ledger} is not {wall_s}"
