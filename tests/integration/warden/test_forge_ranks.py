@@ -215,6 +215,22 @@ async def test_torch_is_imported_without_looking_for_garbage(tmp_path: Path) -> 
         assert said == [False, True, True]
 
 
+async def test_a_rank_that_has_failed_leaves_the_processors_to_others(tmp_path: Path) -> None:
+    """Its exit takes long, and the next ranks are started meanwhile."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import atexit, os, sys\n"
+        "before = os.nice(0)\n"
+        "atexit.register(lambda: print(os.nice(0) - before))\n"
+        "sys.exit(int(os.environ['FAILS'])) if os.environ['FAILS'] != 'raises' else 1 / 0\n"
+    )
+    async with opened(tmp_path, "", target=str(script), warm=False) as node:
+        for fails, nicer in ("raises", 10), ("3", 10), ("0", 0):
+            await node.start(1, warm=False, FAILS=fails)
+            await node.gone()
+            assert int(node.out().split()[-1]) == nicer, fails
+
+
 @pytest.mark.parametrize("loaded", [(), (".random",)])
 async def test_numpys_generator_is_seeded_in_each_rank_that_has_it(
     tmp_path: Path, loaded: tuple[str, ...]
