@@ -54,6 +54,7 @@ class OpenFile:
 
     def look(self, now_us: int) -> None:
         """Notice how long it is, and whether another file has its name."""
+        is_over = self.cursor.is_over  # before the length: what is written until then counts
         with contextlib.suppress(OSError):
             if self.fd < 0:
                 self._open()
@@ -64,6 +65,7 @@ class OpenFile:
                 self._open()
                 self.cursor.begin_again(new_name())
                 self.cursor.looked(os.fstat(self.fd).st_size, now_us, new_name)
+        self.cursor.is_whole = is_over
 
     def read(self) -> bytes:
         """Up to one piece behind what was sent; nothing when it cannot be read."""

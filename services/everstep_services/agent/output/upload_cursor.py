@@ -40,6 +40,8 @@ class UploadCursor:
     size: int = 0
     is_over: bool = False
     """The rank has ended: what the file holds now is all."""
+    is_whole: bool = False
+    """Its length was looked at after that."""
     first_us: int | None = None
     last_us: int | None = None
     marks: list[tuple[int, int]] = field(default_factory=list)
@@ -122,7 +124,7 @@ class UploadCursor:
     @property
     def is_done(self) -> bool:
         """The rank has ended, and all of it was sent."""
-        return self.is_over and self.offset >= self.size
+        return self.is_whole and self.offset >= self.size
 
     def entry(self) -> SentLogFile:
         """What the index says about it."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from everstep.bus.ports import LogScope
+from everstep.messages.rank_logs import LogPiece
 from everstep_services.agent.output.log_files import LogFiles, LogOwner
 from everstep_services.agent.output.log_upload import POSITION_FILE, LogUploader
 from tests.fakes.bus import MemoryBus, MemoryServer
@@ -110,6 +111,26 @@ async def test_output_is_sent_while_ranks_run(node: Node) -> None:
         (0, "stdout", 18, 1),
         (1, "stderr", 3, 1),
     ]
+
+
+async def test_what_is_written_between_a_look_and_the_end_is_sent(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.make()
+    uploader = node.uploader()
+    uploader.begins(start())
+    put = node.store.put
+
+    async def put_while_the_rank_ends(piece: LogPiece) -> None:
+        await put(piece)
+        if piece.data == b"step 1\n":
+            await asyncio.to_thread(node.write, b"the last words")
+            uploader.ends()
+
+    monkeypatch.setattr(node.store, "put", put_while_the_rank_ends)
+    async with at_work(uploader):
+        node.write(b"step 1\n")
+        await node.has(b"step 1\nthe last words")
 
 
 async def test_what_an_earlier_run_wrote_is_not_sent_again(node: Node) -> None:

@@ -67,7 +67,7 @@ def test_a_line_without_an_end_does_not_wait_for_ever(new_name: Callable[[], str
 def test_the_end_is_sent_when_the_rank_has_ended(new_name: Callable[[], str]) -> None:
     cursor, data = made(), b"last words"
     cursor.looked(len(data), SECOND, new_name)
-    cursor.is_over = True
+    cursor.is_over = cursor.is_whole = True
     assert cursor.is_due(0.0, 60.0)
     assert not cursor.entry().is_over
     assert sent(cursor, data) is not None
@@ -143,6 +143,7 @@ def test_another_agent_goes_on_where_one_has_died(new_name: Callable[[], str]) -
     sent(cursor, data[:4])
     other = resumed(cursor.entry(), is_over=True)
     other.looked(len(data), 2 * SECOND, new_name)
+    other.is_whole = True
     header = sent(other, data)
     assert header is not None
     assert (header.file, header.offset, header.line) == ("file-0", 4, 1)
@@ -163,7 +164,7 @@ def test_pieces_put_together_are_the_file(writes: list[bytes], sends: list[bool]
         if is_sent and (header := sent(cursor, data, now)):
             got += data[header.offset : header.offset + header.size]
             assert header.line == data[: header.offset].count(b"\n")
-    cursor.is_over = True
+    cursor.is_over = cursor.is_whole = True
     cursor.looked(len(data), int(now * SECOND), lambda: "never")
     while not cursor.is_done:
         header = sent(cursor, data, now)
