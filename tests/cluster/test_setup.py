@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 import trustme
 
 from everstep.bus.server.dev_server import find_program
-from everstep_services.cli.machine.bus_diagnosis import examine_streams
+from everstep_services.cli.machine.bus_diagnosis import examine_servers, examine_streams
 from everstep_services.cli.machine.rank_diagnosis import Level
 from tests.e2e.ports import free_port
 from tests.waiting import until
@@ -86,10 +87,14 @@ def test_three_servers_by_the_guide(tmp_path: Path) -> None:
         for config in configs:
             stack.enter_context(server(config))
         assert "FACTS" in until(made, "the streams are made")
-        until(
-            lambda: everstep("doctor", **environ), "doctor sees three servers",
+        text = until(
+            lambda: everstep("doctor", "--keys", str(tmp_path / "keys"), **environ),
+            "doctor sees three servers",
             holds=lambda text: "3 servers, all copies of 14 streams are current" in text,
-        )  # fmt: skip
+        )
+    (leader,) = re.findall("(\\S+) leads, say", text)
+    assert leader in {member.replace(":", "-") for member in members}
+    assert text.count("the store syncs each write on") == 1
 
 
 def stream(name: str, copies: int = 3, **group: Any) -> dict[str, Any]:
@@ -118,6 +123,35 @@ def test_what_the_copies_of_streams_tell(
     found = examine_streams(streams, missing, 3)
     assert found[0].level is level
     assert text in found[0].text
+
+
+def report(leader: str, **config: Any) -> dict[str, Any]:
+    return {"meta_cluster": {"leader": leader}, "config": config}
+
+
+_ALWAYS: dict[str, Any] = {"sync_always": True}
+_AT_TIMES: dict[str, Any] = {"sync_interval": 120 * 10**9}
+
+
+@pytest.mark.parametrize(
+    ("reports", "levels", "text"),
+    [
+        ({"a": report("a", **_ALWAYS)}, [Level.OK, Level.OK], "a leads, say a"),
+        ({"a": report("", **_ALWAYS)}, [Level.CRITICAL, Level.OK], "nobody leads, say a"),
+        (
+            {"a": report("a", **_AT_TIMES), "b": report("b", **_ALWAYS)},
+            [Level.WARNING, Level.WARNING],
+            "the store syncs every 120 s on a; the store syncs each write on b",
+        ),
+        ({"alone": {"config": _ALWAYS}}, [Level.OK], "the store syncs each write on alone"),
+    ],
+)
+def test_what_each_server_says(
+    reports: dict[str, dict[str, Any]], levels: list[Level], text: str
+) -> None:
+    found = examine_servers(reports)
+    assert [diagnosis.level for diagnosis in found] == levels
+    assert text in [diagnosis.text for diagnosis in found]
 
 
 def test_one_server_has_no_copies_to_look_at() -> None:

@@ -40,6 +40,8 @@ class Invocation:
     api: str | None = None
     token_file: Path | None = None
     timeout_s: float | None = None
+    keys: Path | None = None
+    """The folder with the operator's key, where a command was given one."""
 
     def load(
         self, sections: "Mapping[str, type[Settings]]", flags: "Iterable[Flag]" = ()

@@ -1,6 +1,7 @@
-"""Admits the agents of a job to a running server, or cuts them off."""
+"""What the operator's key allows on running servers: to admit the agents of jobs, and to ask."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -28,6 +29,9 @@ from everstep.bus.nats_patches import PatchedClient, dispose
 from everstep.bus.settings import BusSettings
 
 _UPDATE = "$SYS.REQ.CLAIMS.UPDATE"
+_REPORT = "$SYS.REQ.SERVER.PING.JSZ"
+_LAST_REPORT_S = 1.0
+"""Nobody knows how many servers answer: the last one is the one after which none follows."""
 
 
 async def admit(
@@ -68,6 +72,12 @@ async def cut_off(operator: Operator, settings: BusSettings, job: str) -> None:
                 f"is the name right?"
             )
         await server.update(operator.job_account(job, is_cut_off=True, logins_before=before))
+
+
+async def server_reports(operator: Operator, settings: BusSettings) -> dict[str, dict[str, Any]]:
+    """What each server that answers says about its store and about the cluster, by its name."""
+    async with _system(operator, settings) as server:
+        return await server.reports()
 
 
 def login_file(
@@ -123,6 +133,19 @@ class _Server:
         if problem is not None:
             code, text = int(problem.get("code", 0)), str(problem.get("description", ""))
             raise BusRefusedError("a new account", code, text)
+
+    async def reports(self) -> dict[str, dict[str, Any]]:
+        """What every server reports, by its name."""
+        reports: dict[str, dict[str, Any]] = {}
+        inbox = self._client.new_inbox()
+        answers = await self._client.subscribe(inbox)
+        await self._client.publish(_REPORT, b'{"config":true}', reply=inbox)
+        with contextlib.suppress(nats_errors.TimeoutError):
+            while True:
+                answer = await answers.next_msg(_LAST_REPORT_S)
+                report = msgspec.json.decode(answer.data)
+                reports[report["server"]["name"]] = report.get("data") or {}
+        return reports
 
     async def _request(self, subject: str, data: bytes) -> bytes:
         within_s = self._settings.request_within_s

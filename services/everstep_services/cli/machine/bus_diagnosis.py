@@ -1,7 +1,8 @@
 """Checks of the bus: whether it works, and whether a cluster would survive the loss of a server."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,7 +28,7 @@ def bus(invocation: Invocation) -> Diagnoses:
         return
     settings = msgspec.structs.replace(named, connect_within_s=_WITHIN_S)
     try:
-        text, diagnoses = asyncio.run(_examined(settings))
+        text, diagnoses = asyncio.run(_examined(settings, invocation.keys))
     except TimeoutError:
         yield Diagnosis("bus", Level.CRITICAL, f"{settings.url} is too slow", "is it overloaded?")
     except EverstepError as error:
@@ -39,9 +40,11 @@ def bus(invocation: Invocation) -> Diagnoses:
         yield from diagnoses
 
 
-async def _examined(settings: "BusSettings") -> tuple[str, list[Diagnosis]]:
+async def _examined(settings: "BusSettings", keys: Path | None) -> tuple[str, list[Diagnosis]]:
     """What works there, and what is wrong with its streams."""
     from everstep.bus import connect
+    from everstep.bus.auth.accounts import Operator
+    from everstep.bus.auth.job_access import server_reports
     from everstep.bus.auth.roles import job_in
     from everstep_services.cli.machine.bus_settings import server_version
 
@@ -53,6 +56,9 @@ async def _examined(settings: "BusSettings") -> tuple[str, list[Diagnosis]]:
         answer = await client.jetstream.api("STREAM.LIST")
         streams, missing = answer.get("streams") or (), answer.get("missing") or ()
         diagnoses = examine_streams(streams, missing, settings.replicas)
+        if keys is not None:
+            operator = await asyncio.to_thread(Operator.opened, keys)
+            diagnoses += examine_servers(await server_reports(operator, settings))
         if not _is_broken(diagnoses):
             await client.prove()
         return f"{version}, JetStream works", diagnoses
@@ -88,6 +94,32 @@ def examine_streams(
     if not diagnoses and len(found.servers) > 1:
         text = f"{len(found.servers)} servers, all copies of {len(streams)} streams are current"
         diagnoses.append(Diagnosis("servers", Level.OK, text))
+    return diagnoses
+
+
+def examine_servers(reports: Mapping[str, Mapping[str, Any]]) -> list[Diagnosis]:
+    """What the servers of a cluster say about the leader of the others, and about power cuts."""
+    leaders, syncs, diagnoses = dict[str, list[str]](), dict[str, list[str]](), list[Diagnosis]()
+    for name, report in sorted(reports.items()):
+        if (config := report.get("config")) is not None:
+            every_s = config.get("sync_interval", 0) / 1e9
+            how = "each write" if config.get("sync_always") else f"every {every_s:g} s"
+            syncs.setdefault(how, []).append(name)
+        meta = report.get("meta_cluster")
+        if meta is not None:
+            leaders.setdefault(meta.get("leader") or "nobody", []).append(name)
+    text = "; ".join(f"{who} leads, say {_some(names)}" for who, names in leaders.items())
+    if "nobody" in leaders:
+        fix = "start the servers that are away; until then no stream can be made or changed"
+        diagnoses.append(Diagnosis("meta leader", Level.CRITICAL, text, fix))
+    elif leaders:
+        fix = "" if len(leaders) == 1 else "look for a cut between the servers"
+        level = Level.WARNING if fix else Level.OK
+        diagnoses.append(Diagnosis("meta leader", level, text, fix))
+    if syncs:
+        text = "; ".join(f"the store syncs {how} on {_some(names)}" for how, names in syncs.items())
+        fix = "" if len(syncs) == 1 else "everstep bus setup with one --sync, and restart them"
+        diagnoses.append(Diagnosis("sync", Level.WARNING if fix else Level.OK, text, fix))
     return diagnoses
 
 
