@@ -24,8 +24,7 @@ def main() -> None:
     made.add_argument("--optimizer", choices=SCRIPTS, default="own", help="of the training (own)")
     asked = made.parse_args()
     training = Training(asked.optimizer)
-    with workplace() as folder:
-        everyone = contenders(asked, folder, ByHand())
+    with workplace() as folder, contenders(asked, folder, ByHand()) as everyone:
         for ranks in asked.ranks:
             took: dict[str, list[float]] = {one.name: [] for one in everyone}
             for turn in range(asked.rounds):

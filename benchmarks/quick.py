@@ -131,8 +131,8 @@ def of_launches(asked: argparse.Namespace, until: float) -> Iterator[Figure]:
 
 def _launched(shape: Shape, asked: argparse.Namespace, until: float) -> dict[str, list[Outcome]]:
     """Each as often as there is time for, and once at least; one rank is killed each time."""
-    with workplace() as folder:
-        everyone, training = contenders(asked, folder), Training()
+    training = Training()
+    with workplace() as folder, contenders(asked, folder) as everyone:
         outcomes: dict[str, list[Outcome]] = {one.name: [] for one in everyone}
         for turn in _turns(asked.rounds, until):
             for one in rotated(everyone, turn):

@@ -4,6 +4,7 @@
     python -m benchmarks.restart --ft-launcher NVRX/bin/ft_launcher --rounds 5
     python -m benchmarks.restart --only node,agent,silent
     python -m benchmarks.restart --only rank --ranks 8 --against v0.1.0
+    python -m benchmarks.restart --only rank --ranks 8 --buses 1,3
 
 The figure is the time from the signal until the last rank has made the first step of the next
 round, as the ranks themselves write it down; none of the launchers takes part in that. Each round
@@ -49,8 +50,7 @@ class Trial:
 def main() -> None:
     asked = _asked()
     training = Training(asked.optimizer)
-    with workplace() as folder:
-        everyone = contenders(asked, folder)
+    with workplace() as folder, contenders(asked, folder) as everyone:
         for number, trial in enumerate(_trials(asked)):
             outcomes: dict[str, list[Outcome]] = {}
             floor: list[float] = []

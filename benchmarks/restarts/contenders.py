@@ -76,26 +76,36 @@ class Revision:
 
 
 class Everstep(Contender):
-    """`everstep run`; more than one agent share an `everstep up`."""
+    """`everstep run`; more than one agent share an `everstep up`, or `bus` with its services."""
 
     def __init__(
-        self, start: str, *, with_up: bool = False, against: Revision | None = None
+        self,
+        start: str,
+        *,
+        with_up: bool = False,
+        against: Revision | None = None,
+        bus: tuple[str, Path] | None = None,
     ) -> None:
         self._with_up = with_up
+        self._bus = bus
         self._environ = {} if against is None else {"PYTHONPATH": f"{against.folder}:{_ROOT}"}
         self._options = [
             *(f"--{start}", "--console", "none", "--job", JOB),
             *("--max-restarts", "none", "--no-progress-limit", "none"),
         ]
         self.name = f"everstep {start}" + ("" if against is None else f" at {against.name}")
+        if bus is not None:
+            self.name += f" on {bus[0]}"
+            self._options += ["--config", str(bus[1])]
 
     def start(self, stage: Stage, shape: Shape, training: Training) -> None:
         everstep = [sys.executable, "-m", "everstep_services.cli"]
         state = ["--state-dir", str(stage.folder / "state")]
         options = [*self._options, "--nproc-per-node", str(shape.ranks)]
-        if self._with_up or len(shape.names) > 1:
+        if self._bus is None and (self._with_up or len(shape.names) > 1):
             stage.start("up", [*everstep, "up", "--api-port", "0", *state], self._environ)
             Ledgers.wait(stage.folder / "state", _UP_WITHIN_S)
+        if self._bus or self._with_up or len(shape.names) > 1:
             options += ["--nnodes", str(shape.nodes), "--spares", str(shape.spares)]
         for place, node in enumerate(shape.names):
             own = ["--node-id", node, "--infra-rank", str(place)]
@@ -106,8 +116,8 @@ class Everstep(Contender):
         """What a node has of its own."""
         return self._environ
 
-    def ledgers(self, _stage: Stage) -> Ledgers:
-        return Ledgers(_stage.folder / "state", JOB)
+    def ledgers(self, _stage: Stage) -> Ledgers | None:
+        return None if self._bus else Ledgers(_stage.folder / "state", JOB)
 
 
 class Elastic(Contender):

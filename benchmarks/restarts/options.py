@@ -7,11 +7,13 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from benchmarks.restarts.buses import running as running_bus
 from benchmarks.restarts.contenders import (
+    JOB,
     Contender,
     Everstep,
     Revision,
@@ -38,6 +40,14 @@ def parser(about: str, ranks: str, rounds: int) -> argparse.ArgumentParser:
     made.add_argument(
         "--against", metavar="REV", help="Everstep at this commit, to be compared too"
     )
+    made.add_argument(
+        "--buses", type=numbers, default=[], metavar="1,3",
+        help="Everstep on buses of that many servers, too, each with TLS and its services",
+    )  # fmt: skip
+    made.add_argument(
+        "--bus", type=Path, metavar="FILE",
+        help=f"Everstep on your bus and its services, too: settings with a login of job {JOB}",
+    )  # fmt: skip
     made.add_argument("--contenders", type=words, help="only these: `everstep warm,torchrun`")
     return made
 
@@ -50,8 +60,20 @@ def words(text: str) -> list[str]:
     return text.split(",")
 
 
-def contenders(asked: argparse.Namespace, folder: Path, *more: Contender) -> list[Contender]:
-    """Those that were asked for; what has to be installed for them is below `folder`."""
+@contextmanager
+def contenders(
+    asked: argparse.Namespace, folder: Path, *more: Contender
+) -> Iterator[list[Contender]]:
+    """Those that were asked for; what has to be installed and run for them is below `folder`."""
+    with ExitStack() as stack:
+        buses = [("your bus", asked.bus)] if asked.bus is not None else []
+        for servers in asked.buses:
+            running = running_bus(folder / f"bus-{servers}", servers, JOB)
+            buses.append((f"R{servers}", stack.enter_context(running)))
+        yield _chosen(asked, folder, [*more, *(Everstep("warm", bus=bus) for bus in buses)])
+
+
+def _chosen(asked: argparse.Namespace, folder: Path, more: list[Contender]) -> list[Contender]:
     found: list[Contender] = [Everstep("warm"), Everstep("cold"), torchrun(), *more]
     if asked.against is not None:
         other = Revision.installed(asked.against, folder / "against")
