@@ -47,6 +47,14 @@ class Postgres:
         (folder / ".s.PGSQL.5432.lock").unlink(missing_ok=True)  # of the first one's socket
         return Postgres(folder)
 
+    def cut_off(self, primary: "Postgres") -> None:
+        """From now on the standby gets nothing more: it is promoted as it is."""
+        self._server.psql("ALTER SYSTEM SET primary_conninfo = ''; SELECT pg_reload_conf()")
+        until(
+            lambda: primary._server.psql("SELECT * FROM pg_stat_replication"), "nobody follows",
+            holds=lambda rows: "(0 rows)" in rows,
+        )  # fmt: skip
+
     def promote(self) -> None:
         """Make a standby the primary."""
         self._server.psql("SELECT pg_promote()")
