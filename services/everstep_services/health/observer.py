@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from everstep import subjects
 from everstep.bus.derived_ids import DerivedIds
@@ -92,12 +92,14 @@ class WriteProof:
     The nodes behind a server that is not reached are silent, and nobody may judge them.
     """
 
-    def __init__(self, bus: Bus, clock: Clock) -> None:
+    def __init__(self, bus: Bus, clock: Clock, come_back: Callable[[], None]) -> None:
+        """`come_back` is called when servers that were not reached are reached again."""
         self._bus = bus
         self._clock = clock
+        self._come_back = come_back
         self._proven_at: float | None = None
         self._needed_at = 0.0
-        self._is_writing = False
+        self._is_writing = self._has_failed = False
         self._is_needed = asyncio.Event()
 
     def proven_at(self, now: float, *, is_needed: bool) -> float:
@@ -127,7 +129,11 @@ class WriteProof:
                 await self._bus.prove_servers()
             except (EverstepError, TimeoutError) as error:
                 log.info("nothing_proven error=%s", error)
+                self._has_failed = True
             else:
+                if self._has_failed:
+                    self._has_failed = False
+                    self._come_back()
                 if self._proven_at is not None:
                     self._proven_at = max(self._proven_at, begun)
             await self._clock.sleep(_PROVE_EVERY_S)
@@ -163,7 +169,7 @@ class HealthObserver:
         self._fleet = Fleet(settings)
         self._locator = StallLocator(settings.forget_after_s)
         self.read_lag = ReadLag(bus)
-        self.write_proof = WriteProof(bus, clock)
+        self.write_proof = WriteProof(bus, clock, self._fleet.come_back)
         self._hails = 0
         self._beats: Inbox[NodeBeat] | None = None
         self._dropped = 0

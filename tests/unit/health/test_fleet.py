@@ -98,6 +98,20 @@ def test_while_beats_wait_to_be_read_nobody_is_lost_and_the_time_does_not_count(
     assert world.found[0][0] - began <= SETTINGS.hailed_limit_s + 1
 
 
+def test_nodes_behind_servers_that_were_not_reached_have_time_to_come_back() -> None:
+    """Their silence began before health knew that it could not hear them."""
+    world = World(4, slots=3)
+    world.run(10)
+    world.silent, world.is_moving = {"n1", "n2"}, False
+    world.run(SETTINGS.hailed_limit_s - 1)
+    world.fleet.come_back()
+    world.run(SETTINGS.silence_limit_s)
+    assert world.lost == []
+    world.silent = {"n2"}
+    world.run(SETTINGS.reconnect_grace_s)
+    assert world.lost == ["n2"]
+
+
 @pytest.mark.parametrize("answers", [True, False])
 def test_a_question_counts_once_its_answer_would_have_been_read(answers: bool) -> None:
     """As a slow observer saw it: the answers were there, behind thousands of beats."""

@@ -17,8 +17,16 @@ def server() -> MemoryServer:
 
 
 @pytest.fixture
-async def proof(server: MemoryServer, clock: FakeClock) -> AsyncIterator[WriteProof]:
-    proof = WriteProof(MemoryBus(server), clock)
+def backs() -> list[float]:
+    """When servers were reached again."""
+    return []
+
+
+@pytest.fixture
+async def proof(
+    server: MemoryServer, clock: FakeClock, backs: list[float]
+) -> AsyncIterator[WriteProof]:
+    proof = WriteProof(MemoryBus(server), clock, lambda: backs.append(clock.now()))
     async with asyncio.TaskGroup() as tasks:
         writing = tasks.create_task(proof.write_for_ever())
         await turns()
@@ -43,11 +51,13 @@ async def test_a_write_proves_what_was_heard_before_it(proof: WriteProof, clock:
 
 
 async def test_without_an_answer_nothing_is_proven_however_often_it_is_asked(
-    proof: WriteProof, clock: FakeClock, server: MemoryServer
+    proof: WriteProof, clock: FakeClock, server: MemoryServer, backs: list[float]
 ) -> None:
     server.acknowledges = False
     lags = await ticks(proof, clock, True, True, False, True, False, False)
     assert lags == [0, 0.1, 0.2, 0.3, 0.4, 0.5]
+    assert backs == []
     server.acknowledges = True
     await ticks(proof, clock, False)
     assert (await ticks(proof, clock, False, False))[-1] == 0
+    assert len(backs) == 1

@@ -60,7 +60,7 @@ class Fleet:
         self._settings = settings
         self._jobs: dict[str, JobNodes] = {}
         self._clock = ObserverClock(settings.pause_most_s)
-        self._was_blind = self._is_late = False
+        self._was_blind = self._is_late = self._has_come_back = False
         self._closed: set[tuple[str, str]] = set()
         """Job and node of each connection that a probe has found closed."""
         self._ticked_at = inf
@@ -120,6 +120,10 @@ class Fleet:
         if job is not None:
             job.end()
 
+    def come_back(self) -> None:
+        """Servers of the bus are reached again: nodes behind them may still be reconnecting."""
+        self._has_come_back = True
+
     def judge(self, now: float, *, is_blind: bool, read_at: float = inf) -> list[NodeLoss]:
         """The losses that are new.
 
@@ -143,8 +147,8 @@ class Fleet:
         was_blind, self._was_blind = self._was_blind, is_blind
         if is_blind:
             return []
-        if was_blind:
-            self._back_s = seen_s
+        if was_blind or self._has_come_back:
+            self._back_s, self._has_come_back = seen_s, False
         self._forget(seen_s)
         time = ObserverTime(seen_s, now, read_at, self._back_s)
         disconnected = self._disconnected()
