@@ -85,6 +85,17 @@ async def test_a_server_that_acknowledges_no_write_is_left(cluster: Cluster) -> 
         assert server_of(cluster, bus) != first
 
 
+async def test_what_was_sent_to_a_leader_that_is_cut_off_fails_when_the_cut_is_known(
+    cluster: Cluster,
+) -> None:
+    """Long before its time is up: another server leads soon, and the caller asks that one."""
+    leader = await asyncio.to_thread(cluster.leader, "KV_PROBE")
+    settings = cluster.settings("service", others(leader)[0], request_within_s=600.0)
+    async with connect(settings, "test") as bus:
+        await asyncio.to_thread(cluster.isolate, leader)
+        await until_async(partial(writes, bus), "it writes", despite=(BusError,))
+
+
 async def test_a_node_behind_a_cut_server_is_not_gone(
     cluster: Cluster, job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

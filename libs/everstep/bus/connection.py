@@ -54,7 +54,7 @@ JETSTREAM_WITHIN_S = 5.0
 _ASK_JETSTREAM_S = 0.1
 
 OnMessage = Callable[[Msg], Awaitable[None]]
-_Listener = tuple[Callable[[], None], Callable[[], None], Callable[[str], None]]
+_Listener = tuple[Callable[[], None], Callable[[], None], Callable[[str], None], Callable[[], None]]
 
 
 def _nothing(*_: object) -> None:
@@ -133,9 +133,13 @@ class Connection:
         up: Callable[[], None] = _nothing,
         down: Callable[[], None] = _nothing,
         denied: Callable[[str], None] = _nothing,
+        fewer: Callable[[], None] = _nothing,
     ) -> Iterator[None]:
-        """While the block runs, call back at each (re)connect, each loss, each refused subject."""
-        listener = (up, down, denied)
+        """While the block runs, call back at each (re)connect, loss, and refused subject.
+
+        `fewer`: a server of the cluster has gone, but not ours.
+        """
+        listener = (up, down, denied, fewer)
         self._listeners.append(listener)
         try:
             yield
@@ -330,8 +334,11 @@ class Connection:
         self._consider(self._choice.unanswered(sent_at, asyncio.get_running_loop().time()))
 
     def _servers_reported(self, servers: Collection[str], is_first: bool) -> None:
-        now = asyncio.get_running_loop().time()
+        now, before = asyncio.get_running_loop().time(), self._choice.servers
         self._consider(self._choice.reported(servers, now, is_first=is_first))
+        if not is_first and before - self._choice.servers:
+            for _, _, _, fewer in list(self._listeners):
+                fewer()
 
     def _consider(self, move: Move | None) -> None:
         if move is not None:
@@ -400,7 +407,7 @@ class Connection:
         if act == "subscription":
             self._denied_subscriptions.add(subject)
         else:
-            for _, _, denied in list(self._listeners):
+            for _, _, denied, _ in list(self._listeners):
                 denied(subject)
         log.error("bus_denied user=%s act=%s subject=%s", self.login.name, act, subject)
 
@@ -408,14 +415,14 @@ class Connection:
         self._is_up = True
         if self._has_been_lost:
             self._came_back_at = asyncio.get_running_loop().time()
-        for up, _, _ in list(self._listeners):
+        for up, _, _, _ in list(self._listeners):
             up()
         self._up.set()
 
     def _went_down(self) -> None:
         self._is_up = False
         self._has_been_lost = True
-        for _, down, _ in list(self._listeners):
+        for _, down, _, _ in list(self._listeners):
             down()
 
 

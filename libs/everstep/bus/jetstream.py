@@ -5,7 +5,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from nats import errors as nats_errors
@@ -35,6 +35,9 @@ IN_PROCESS = 10164
 STREAM_NOT_FOUND = 10059
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 _NO_MESSAGE = 10037
+_OF_STREAMS = ("$JS.API.", "$KV.")
+_ANSWERED_S = 0.25
+"""A leader that is reached has answered by then, or is about to; if not, all callers ask again."""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -107,6 +110,12 @@ class StoredSeries:
     pending: int
 
 
+class _Waiting(NamedTuple):
+    subject: str
+    reply: asyncio.Future[Msg]
+    sent_at: float
+
+
 class JetStream:
     """Use `open_jetstream`. Each call ends within the settings' `request_within_s`."""
 
@@ -114,7 +123,7 @@ class JetStream:
         self._connection = connection
         self._inbox = f"{connection.inbox_prefix}.{Client().new_inbox().rpartition('.')[2]}"
         self._tokens = itertools.count(1)
-        self._waiting: dict[str, tuple[str, asyncio.Future[Msg]]] = {}  # by reply subject
+        self._waiting: dict[str, _Waiting] = {}  # by reply subject
         self._series: dict[str, tuple[str, asyncio.Queue[Msg | BusError]]] = {}  # by reply subject
         self._hears = AsyncExitStack()
         self._may_hear = asyncio.Lock()
@@ -150,8 +159,9 @@ class JetStream:
         limit_s = within_s or self._connection.settings.request_within_s
         token = str(next(self._tokens))
         answered_at = f"{self._inbox}.{token}" if reply_to is None else reply_to(token)
-        reply: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-        self._waiting[answered_at] = (subject, reply)
+        loop = asyncio.get_running_loop()
+        reply: asyncio.Future[Msg] = loop.create_future()
+        self._waiting[answered_at] = _Waiting(subject, reply, loop.time())
         try:
             async with asyncio.timeout(limit_s):
                 await client.publish(
@@ -315,20 +325,28 @@ class JetStream:
             self._series[message.subject][1].put_nowait(message)
             return
         waiting = self._waiting.get(message.subject)
-        if waiting is not None and not waiting[1].done():
-            waiting[1].set_result(message)
+        if waiting is not None and not waiting.reply.done():
+            waiting.reply.set_result(message)
 
     def fail_all(self) -> None:
         """Fail all open requests: the connection was lost, and with it their answers."""
         url = self._connection.settings.url
-        for subject, reply in self._waiting.values():
+        for subject, reply, _ in self._waiting.values():
             _fail(reply, _broken(url, subject))
         for subject, answers in self._series.values():
             answers.put_nowait(_broken(url, subject))
 
+    def fail_overdue(self) -> None:
+        """Fail requests that have waited for long: a server has gone, perhaps with them."""
+        since = asyncio.get_running_loop().time() - _ANSWERED_S
+        for subject, reply, sent_at in self._waiting.values():
+            if sent_at < since and subject.startswith(_OF_STREAMS):
+                text = f"a server of the bus went before {subject} was answered"
+                _fail(reply, BusUnreachableError(text))
+
     def fail_denied(self, denied: str) -> None:
         who = self._connection.login.name
-        for subject, reply in self._waiting.values():
+        for subject, reply, _ in self._waiting.values():
             if subject.lower() == denied:
                 _fail(reply, BusDeniedError(f"user {who} may not publish to {subject}"))
         for subject, answers in self._series.values():
@@ -393,7 +411,9 @@ def _fail(reply: asyncio.Future[Msg], error: BusError) -> None:
 @asynccontextmanager
 async def open_jetstream(connection: Connection) -> AsyncIterator[JetStream]:
     jetstream = JetStream(connection)
-    with connection.noticing(down=jetstream.fail_all, denied=jetstream.fail_denied):
+    with connection.noticing(
+        down=jetstream.fail_all, denied=jetstream.fail_denied, fewer=jetstream.fail_overdue
+    ):
         async with connection.subscribed(f"{jetstream.inbox}.*", jetstream.on_reply):
             try:
                 yield jetstream

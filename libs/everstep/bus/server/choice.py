@@ -33,7 +33,8 @@ class ServerChoice:
     def __init__(self, servers: int, writes_within_s: float, jitter_s: float) -> None:
         self._writes_within_s = writes_within_s
         self._jitter_s = jitter_s
-        self._servers: frozenset[str] = frozenset()
+        self.servers: frozenset[str] = frozenset()
+        """The addresses that the server reported last."""
         self._most = servers
         self._unanswered_since: float | None = None
         self.silent_since: float | None = None
@@ -48,17 +49,17 @@ class ServerChoice:
 
         `is_first`: it is the server's first report on this connection.
         """
-        before, self._servers = self._servers, frozenset(servers)
-        if before and before != self._servers:
+        before, self.servers = self.servers, frozenset(servers)
+        if before and before != self.servers:
             self.changed_at = now
-        count = len(self._servers)
+        count = len(self.servers)
         if 0 < 2 * count <= self._most:
             move = self._away(now, f"it reaches {count} of {self._most} servers")
             if move is None:
                 self._most = count  # the others reach no more: this is the cluster now
             return move
         self._most = max(self._most, count)
-        returned = sorted(self._servers - before)
+        returned = sorted(self.servers - before)
         if is_first or not returned or now < self._settles_until:
             return None
         if random.random() * count >= len(returned):  # noqa: S311
@@ -71,7 +72,7 @@ class ServerChoice:
     @property
     def is_cluster(self) -> bool:
         """Whether there are, or were, several servers."""
-        return self._most > 1 or len(self._servers) > 1 or self.changed_at > -inf
+        return self._most > 1 or len(self.servers) > 1 or self.changed_at > -inf
 
     def acknowledged(self) -> None:
         """A write was acknowledged."""
