@@ -5,7 +5,8 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import msgspec
 from nats import errors as nats_errors
@@ -36,8 +37,8 @@ STREAM_NOT_FOUND = 10059
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 _NO_MESSAGE = 10037
 _OF_STREAMS = ("$JS.API.", "$KV.")
-_ANSWERED_S = 0.25
-"""A leader that is reached has answered by then, or is about to; if not, all callers ask again."""
+_ASKED_AGAIN_S = 0.5
+"""No server answers for a leader that it has not yet given up, or passes the question on to it."""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -110,12 +111,6 @@ class StoredSeries:
     pending: int
 
 
-class _Waiting(NamedTuple):
-    subject: str
-    reply: asyncio.Future[Msg]
-    sent_at: float
-
-
 class JetStream:
     """Use `open_jetstream`. Each call ends within the settings' `request_within_s`."""
 
@@ -123,7 +118,7 @@ class JetStream:
         self._connection = connection
         self._inbox = f"{connection.inbox_prefix}.{Client().new_inbox().rpartition('.')[2]}"
         self._tokens = itertools.count(1)
-        self._waiting: dict[str, _Waiting] = {}  # by reply subject
+        self._waiting: dict[str, tuple[str, asyncio.Future[Msg]]] = {}  # by reply subject
         self._series: dict[str, tuple[str, asyncio.Queue[Msg | BusError]]] = {}  # by reply subject
         self._hears = AsyncExitStack()
         self._may_hear = asyncio.Lock()
@@ -145,8 +140,11 @@ class JetStream:
         headers: Mapping[str, str] | None = None,
         within_s: float | None = None,
         reply_to: Callable[[str], str] | None = None,
+        is_read: bool = False,
     ) -> Msg:
         """Return one reply, or raise the reason why there is none: lost, refused, or late.
+
+        With `is_read`, a cluster is asked again until it answers: another server leads soon.
 
         The reply arrives in our inbox, or at the subject that `reply_to` makes of a token.
         """
@@ -159,17 +157,17 @@ class JetStream:
         limit_s = within_s or self._connection.settings.request_within_s
         token = str(next(self._tokens))
         answered_at = f"{self._inbox}.{token}" if reply_to is None else reply_to(token)
-        loop = asyncio.get_running_loop()
-        reply: asyncio.Future[Msg] = loop.create_future()
-        self._waiting[answered_at] = _Waiting(subject, reply, loop.time())
+        reply: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        self._waiting[answered_at] = (subject, reply)
+        again_s = _ASKED_AGAIN_S if is_read and self._connection.choice.is_cluster else None
+        send = partial(
+            client.publish, subject, data, reply=answered_at, headers=dict(headers or {}) or None
+        )
         try:
             async with asyncio.timeout(limit_s):
-                await client.publish(
-                    subject,
-                    data,
-                    reply=answered_at,
-                    headers=dict(headers or {}) or None,
-                )
+                await send()
+                while again_s is not None and not (await asyncio.wait([reply], timeout=again_s))[0]:
+                    await send()
                 return await reply
         except TimeoutError as error:
             raise BusTimeoutError(f"no answer to {subject} within {limit_s:g} s") from error
@@ -248,7 +246,7 @@ class JetStream:
     async def last(self, stream: str, subject: str) -> Stored | None:
         """The newest message of a subject, as the stream's leader knows it."""
         request = msgspec.json.encode({"last_by_subj": subject})
-        reply = await self.request(f"$JS.API.STREAM.MSG.GET.{stream}", request)
+        reply = await self.request(f"$JS.API.STREAM.MSG.GET.{stream}", request, is_read=True)
         if (reply.headers or {}).get("Status") == "503":
             raise JetStreamOffError(f"JetStream is not ready at {self._connection.settings.url}")
         try:
@@ -325,28 +323,27 @@ class JetStream:
             self._series[message.subject][1].put_nowait(message)
             return
         waiting = self._waiting.get(message.subject)
-        if waiting is not None and not waiting.reply.done():
-            waiting.reply.set_result(message)
+        if waiting is not None and not waiting[1].done():
+            waiting[1].set_result(message)
 
     def fail_all(self) -> None:
         """Fail all open requests: the connection was lost, and with it their answers."""
         url = self._connection.settings.url
-        for subject, reply, _ in self._waiting.values():
+        for subject, reply in self._waiting.values():
             _fail(reply, _broken(url, subject))
         for subject, answers in self._series.values():
             answers.put_nowait(_broken(url, subject))
 
-    def fail_overdue(self) -> None:
-        """Fail requests that have waited for long: a server has gone, perhaps with them."""
-        since = asyncio.get_running_loop().time() - _ANSWERED_S
-        for subject, reply, sent_at in self._waiting.values():
-            if sent_at < since and subject.startswith(_OF_STREAMS):
+    def fail_of_streams(self) -> None:
+        """Fail what is not answered by a leader: a server has gone, perhaps that one."""
+        for subject, reply in self._waiting.values():
+            if subject.startswith(_OF_STREAMS):
                 text = f"a server of the bus went before {subject} was answered"
                 _fail(reply, BusUnreachableError(text))
 
     def fail_denied(self, denied: str) -> None:
         who = self._connection.login.name
-        for subject, reply, _ in self._waiting.values():
+        for subject, reply in self._waiting.values():
             if subject.lower() == denied:
                 _fail(reply, BusDeniedError(f"user {who} may not publish to {subject}"))
         for subject, answers in self._series.values():
@@ -412,7 +409,7 @@ def _fail(reply: asyncio.Future[Msg], error: BusError) -> None:
 async def open_jetstream(connection: Connection) -> AsyncIterator[JetStream]:
     jetstream = JetStream(connection)
     with connection.noticing(
-        down=jetstream.fail_all, denied=jetstream.fail_denied, fewer=jetstream.fail_overdue
+        down=jetstream.fail_all, denied=jetstream.fail_denied, fewer=jetstream.fail_of_streams
     ):
         async with connection.subscribed(f"{jetstream.inbox}.*", jetstream.on_reply):
             try:
