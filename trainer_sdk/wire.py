@@ -121,6 +121,8 @@ class Restarted(WireLine, frozen=True, kw_only=True):
     """The time from there until all ranks had met again."""
     is_without: bool = False
     """Ranks are gone, and the others go on without them; this rank is one of those that go on."""
+    lost: tuple[int, ...] = ()
+    """The ranks that are gone."""
 
 
 SessionMessage = (

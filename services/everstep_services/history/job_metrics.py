@@ -18,7 +18,11 @@ from everstep.store.errors import StoreError
 from everstep.store.queries import Record, is_begun, is_over, jobs_with_state
 from everstep.store.times import to_us
 from everstep_services.history.beats import Beats, HeardBeat
-from everstep_services.history.goodput.ledger import LedgerSegment, seconds
+from everstep_services.history.goodput.ledger import (
+    LedgerSegment,
+    productive_ratio,
+    seconds,
+)
 from everstep_services.history.goodput.reader import GoodputReader, JobNews
 
 log = logging.getLogger(__name__)
@@ -245,9 +249,9 @@ def _add_saves(values: _Values, row: Record, now_us: int) -> None:
 def _add_goodput(values: _Values, job: str, parts: Sequence[LedgerSegment], now_s: float) -> None:
     for window, length_s in _WINDOWS_S.items():
         sums = seconds(parts, now_s - length_s, now_s)
-        wall_s = sum(sums.values())
-        if wall_s > 0:
-            values.add("goodput_ratio", job, sums["productive"] / wall_s, window)
+        ratio = productive_ratio(sums)
+        if ratio is not None:
+            values.add("goodput_ratio", job, ratio, window)
     for time_class, spent_s in seconds(parts, until_s=now_s).items():
         values.add("spent_seconds", job, spent_s, time_class)
 

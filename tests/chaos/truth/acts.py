@@ -175,6 +175,15 @@ def agent_paused(scene: Scene) -> None:
     unharmed(scene)
 
 
+def warden_paused(scene: Scene) -> None:
+    """The parent of the ranks is stopped for a while."""
+    scene.until_step()
+    os.kill(scene.agents[2].warden, signal.SIGSTOP)
+    _pause(PAUSE_S)
+    os.kill(scene.agents[2].warden, signal.SIGCONT)
+    unharmed(scene)
+
+
 def bus_paused(scene: Scene) -> None:
     """The NATS server stands for some seconds."""
     scene.until_step()

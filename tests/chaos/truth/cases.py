@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.chaos.truth import acts, launches
-from tests.chaos.truth.scene import PLAN, Case, Truth, restarted
+from tests.chaos.truth.scene import PLAN, Case, Truth, restarted, unharmed
 
 KILL, SEGV, BUS, ABRT = (
     -int(it) for it in (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
@@ -106,6 +106,26 @@ def _hangs() -> Iterator[Case]:
     yield _of_rank("wrong_shape", 2, 1, CODE, options=_limits("outside", 6))
 
 
+def _unusual() -> Iterator[Case]:
+    """What nobody had tried before."""
+    yield _of_rank("files", 0, 1, (*CODE, *HOST, "configuration"), 1)
+    yield _of_rank("child", 0, 0, UNKNOWN, KILL)
+    yield _of_rank("worker", 0, 2, ("data", *HOST, *UNKNOWN, *CODE), 1)
+    yield _of_rank("hook", 0, 1, CODE, 1)
+    yield _of_rank("recursion", 0, 3, CODE, 1)
+    yield _of_rank("deadlock", 0, 1, CODE, sdk=True, options=_limits("compute"))
+    yield _of_rank("no_sigterm", 0, 1, UNKNOWN, KILL)
+    yield _of_rank("keyboard", 0, 2, (*CODE, *UNKNOWN), 1, 130, -signal.SIGINT)
+    yield _of_rank("exit", 7, 3, (*CODE, *UNKNOWN), 0, says=("ended with code 0|exited with 0",))
+    calm = Truth(incidents=0, never=("hung", "stalled"))
+    for name, variant in (("wrong_type", 1), ("stdout_closed", 0), ("clocks", 0), ("folder", 0)):
+        plan = {"fault": name, "variant": variant, "rank": 1, "sdk": True}
+        yield Case(f"{name}-{variant}-harmless", calm, unharmed, plan)
+    yield Case("slow-harmless", calm, unharmed, {"fault": "slow", "rank": 2, "sdk": True},
+               is_loaded=True)  # fmt: skip
+    yield Case("warden-paused", calm, acts.warden_paused)
+
+
 def _from_outside() -> Iterator[Case]:
     for rank, number in ((0, signal.SIGKILL), (3, signal.SIGSEGV), (1, signal.SIGBUS)):
         truth = Truth((rank,), (), UNKNOWN, (-int(number),))
@@ -191,4 +211,7 @@ def _launched() -> Iterator[Case]:
                begin=launches.in_process("killed"))  # fmt: skip
 
 
-CASES = (*_ends(), *_others(), *_hangs(), *_from_outside(), *_nodes(), *_people(), *_launched())
+CASES = (
+    *_ends(), *_others(), *_hangs(), *_unusual(), *_from_outside(), *_nodes(), *_people(),
+    *_launched(),
+)  # fmt: skip

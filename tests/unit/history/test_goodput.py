@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.messages import Fact, Ledger
-from everstep_services.history.goodput.ledger import CLASSES, seconds, segments
+from everstep_services.history.goodput.ledger import CLASSES, productive_ratio, seconds, segments
 from everstep_services.history.goodput.trace import KINDS, GoodputTrace
 from tests.unit.history.goodput_trace import (
     SECONDS,
@@ -55,6 +55,18 @@ def test_what_is_not_yet_reported_is_unknown() -> None:
     assert spent(running, now=100)["productive"] == 100 - 12
     assert spent(running, now=300)["productive"] == 72 + 90 - 12
     assert spent(running, now=300)["unknown"] == 300 - 72 - 90
+
+
+def test_a_job_that_shows_no_steps_is_unknown_while_its_ranks_ran() -> None:
+    """As long as it may still make its first step, it starts; a round that ended well ran."""
+    begun = [started(), at(5, "round_formed", round=1, allocation="a"),
+             at(8, "round_started", round=1)]  # fmt: skip
+    assert spent(begun, now=20) == {"rendezvous": 5, "start_up": 15}
+    assert spent([*begun, ended(30, 1, "rank_exited")], now=30)["start_up"] == 25
+    over = [*begun, ended(30, 1)]
+    assert spent(over, now=30) == {"rendezvous": 5, "start_up": 3, "unknown": 22}
+    assert productive_ratio(seconds(segments(traced(over), ZERO_S + 30))) is None
+    assert productive_ratio(seconds(segments(traced(begun), ZERO_S + 20))) == 0
 
 
 def test_an_allocation_that_fell_silent_is_unknown_from_then_on() -> None:

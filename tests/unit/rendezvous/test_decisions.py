@@ -266,3 +266,15 @@ def test_a_node_that_is_unfit_beside_a_round_that_runs_is_asked_to_wait() -> Non
     assert world.join("n1")[0].exit_code is None  # from now on it counts
     world.now += 61
     assert world.join("n1")[0].exit_code == 90
+
+
+def test_the_steps_that_an_agent_tells_as_it_leaves_are_progress() -> None:
+    world = World(spec(2, no_progress_limit=3)).started("n0", "n1")
+    crash(world, step=40)
+    world.tick(60)
+    for node in world.members():
+        world.report(node, "started")
+    world.report("n0", "first_step", step=31)
+    world.leave("n1", last_step=90)
+    world.back("n0")
+    assert "3 of 3 rounds without progress left" in world.of(ActionDecided)[-1].reason

@@ -157,7 +157,11 @@ def test_a_training_that_shows_no_steps_was_back_when_its_first_collective_began
         world.report("n1", "finished")
     else:
         world.tick(400)
-    ledger = world.of(IncidentClosed)[0].ledger
+    [opened], [closed] = world.of(IncidentOpened), world.of(IncidentClosed)
+    assert closed.reason.startswith(f"{opened.reason}; "), (
+        "what happened is told, and what followed"
+    )
+    ledger = closed.ledger
     assert (ledger.unfinished_s, ledger.detect_s) == (0.75, 0.25)
     assert ledger.first_step_s == pytest.approx(0.5)
     assert ledger.other_s == 0.0

@@ -312,18 +312,18 @@ class CallWrapper:
 
         Of a lost rank its agent has seen the end: all tell theirs that they go on without it.
         """
-        is_without = bool(shared.lost())
-        if not is_without and shared.first_to_interrupt() != rank:
+        lost = sorted(shared.lost())
+        if not lost and shared.first_to_interrupt() != rank:
             return
         error, waited_s = self.state.fn_exception, 0.0
         reason = f"raised {type(error).__name__}: {error}"
-        if is_without:
+        if lost:
             reason = "goes on without ranks that are gone"
         elif error is None:
             waited_s = self.wrapper.soft_timeout.total_seconds()
             reason = f"made no progress for {waited_s:g} s"
         fields = f'"waited_s":{waited_s!r},"took_s":{took_s:.3f},"reason":{quoted(reason)}'
-        fields += ',"is_without":true' * is_without
+        fields += f',"is_without":true,"lost":{lost}' * bool(lost)
         session()._link.send("restarted", fields)  # noqa: SLF001 - the same package
 
     def _attempt(self, shared: IterationStore, rank: int, function: Callable[[], Any]) -> Any:

@@ -117,6 +117,8 @@ class Leave(Question, frozen=True, kw_only=True, tag="leave.v1"):
     """Why."""
     exit_code: Int | None = None
     """The exit code of the agent."""
+    last_step: Count | None = None
+    """The last step that the node's ranks finished in that round."""
 
 
 class Report(Question, frozen=True, kw_only=True, tag="report.v1"):

@@ -3,6 +3,7 @@
 Pure: every method takes `now` and returns what is new. Pages of older rounds are ignored.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -168,6 +169,8 @@ class Attendance:
                 self._trouble = _Trouble(self.round, now)
                 acts.append(IncidentOpens(rank, self._sentence(rank, ending), fact))
             self._trouble.is_stall = False
+            if rank in self._without:
+                acts += self.went_on((), now)
         if not self.live:
             self._gone_at = now
             acts.append(self._ends(now))
@@ -175,11 +178,15 @@ class Attendance:
                 self._trouble.gone_at = now
         return acts
 
-    def went_on(self, now: float) -> list[Act]:
-        """The living ranks have restarted in their processes, without those that failed."""
+    def went_on(self, lost: Iterable[int], now: float) -> list[Act]:
+        """The living ranks have restarted in their processes, without those that failed.
+
+        They may tell it before the end of a lost rank is seen.
+        """
         bad, trouble = self._first_bad, self._trouble
         endings = {rank: it.ending for rank, it in self._ranks.items()}
         self._without.update(rank for rank, it in endings.items() if it and _has_failed(it))
+        self._without.update(lost)
         ending = None if bad is None else endings[bad]
         if bad is None or ending is None or trouble is None:
             return []

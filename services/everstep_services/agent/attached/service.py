@@ -180,7 +180,7 @@ class AttachedService:
         if isinstance(event.message, Checkpointed):
             self._checkpoints.said(event.message)
         elif isinstance(event.message, Restarted) and event.message.is_without:
-            self._do(self._here.went_on(self._clock.now()))
+            self._do(self._here.went_on(event.message.lost, self._clock.now()))
         else:
             self._stalls.said(event)
 

@@ -211,4 +211,5 @@ class AgentStatus:
             cause=exiting.cause,
             reason=exiting.reason,
             exit_code=exiting.code,
+            last_step=self._progress.last_step(),
         )

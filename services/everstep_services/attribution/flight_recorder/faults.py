@@ -46,8 +46,7 @@ class FaultFinder:
     ) -> None:
         self._graph = graph
         self._unreadable = unreadable
-        partial = {rank for rank, summary in graph.ranks.items() if summary.is_partial}
-        self._not_whole = sorted({*unreadable, *partial})
+        self._partial = sorted(r for r, summary in graph.ranks.items() if summary.is_partial)
         self._world = world
         members = {m for group in graph.groups.values() for m in group.everybody()}
         self._missing = tuple(sorted(members - set(graph.ranks)))
@@ -91,7 +90,7 @@ class FaultFinder:
                 yield fault
 
     def _verdict(self, faults: Sequence[Fault]) -> Verdict:
-        if not self._graph.last_to_come and not faults and not self._not_whole:
+        if not self._graph.last_to_come and not faults and not (self._partial or self._unreadable):
             return "nothing_pending"
         return "culprits" if faults and faults[0].confidence >= _BELIEVED else "inconclusive"
 
@@ -106,11 +105,12 @@ class FaultFinder:
                 "inconclusive: no wait is longer than usual; the job was making progress when "
                 "the dumps were written"
             )
-        if self._not_whole:
-            return (
-                f"inconclusive: no rank waits in a collective, but the dumps of "
-                f"{named(self._not_whole)} cannot be read to their end"
-            )
+        without = [f"{named(sorted(self._unreadable))} left no readable dump"]
+        torn = [f"the dumps of {named(self._partial)} cannot be read to their end"]
+        reasons = without * bool(self._unreadable) + torn * bool(self._partial)
+        if reasons:
+            reason = ", and ".join(reasons)
+            return f"inconclusive: no rank waits in a collective, but {reason}"
         return "no rank waits in a collective"
 
     def _guesses(self) -> Iterable[str]:
@@ -178,7 +178,7 @@ class FaultFinder:
 
     def _without_dump(self, rank: int) -> str:
         if rank in self._unreadable:
-            return f"its dump cannot be read: {self._unreadable[rank].reason}"
+            return f"it left no readable dump: {self._unreadable[rank].reason}"
         return "there is no dump of it: it died, or could not write one"
 
     def _is_evidence(self, rank: int) -> bool:

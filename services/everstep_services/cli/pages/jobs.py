@@ -32,6 +32,7 @@ from everstep_services.cli.output import (
     print_records,
     say,
     say_cut,
+    usual,
 )
 from everstep_services.cli.pages.incidents.story import failing_saves
 
@@ -70,7 +71,10 @@ def print_jobs(invocation: Invocation, api: Api, params: dict[str, Any], most: i
     jobs = api.pages("jobs", page, most=most, when_cut=say_cut)
     states = CheckedFilter("state", params["state"] or (), JOB_STATES)
     nothing = "no such jobs" if any(params.values()) else f"no job is on record yet: {FIRST_JOB}"
-    print_records(invocation, "job", _or_say(jobs, nothing, states), JOB_COLUMNS)
+    shown = _or_say(jobs, nothing, states)
+    if (invocation.output or usual()) in {"table", "wide"}:
+        shown = ({**job, "last_step": _steps(job, is_short=True)} for job in shown)
+    print_records(invocation, "job", shown, JOB_COLUMNS)
 
 
 def print_incidents(
@@ -208,12 +212,15 @@ def _world(job: Record) -> str:
     return f"{nodes} of {counted(job['ranks_per_node'] or 0, 'rank')}{spares}"
 
 
-def _steps(job: Record) -> str:
+def _steps(job: Record, *, is_short: bool = False) -> str:
     if job["last_step"] is None:
         return ""
+    is_anew = job["is_counted_anew"] and (job["rounds"] or 0) > 1
+    if is_short:
+        return f"{job['last_step']}{' in one round' * is_anew}"
     total = f" of {job['total_steps']}" if job["total_steps"] else ""
     again = f", {job['lost_steps']} made again" if job["lost_steps"] else ""
-    if job["is_counted_anew"] and (job["rounds"] or 0) > 1:
+    if is_anew:
         again = " in one round; the script does not number its steps: how many are made again is "
         again += "not known"
     return f"{job['last_step']}{total}{again}"

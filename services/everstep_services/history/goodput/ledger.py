@@ -70,6 +70,13 @@ def seconds(
     return sums
 
 
+def productive_ratio(sums: Mapping[TimeClass, float]) -> float | None:
+    """The productive share; None where no time has passed, or nobody saw a step."""
+    wall_s = sum(sums.values())
+    is_known = wall_s > 0 and (sums["productive"] > 0 or not sums["unknown"])
+    return sums["productive"] / wall_s if is_known else None
+
+
 def _end_s(trace: GoodputTrace, number: int, now_s: float) -> float:
     """When an allocation ended: at the latest when the next one began."""
     allocation = trace.allocations[number]
@@ -130,9 +137,11 @@ def _of_round(
         yield LedgerSegment(from_s, restoring_s, "start_up", number)
         yield LedgerSegment(restoring_s, restored_s, "restore", number)
         begun_s = restored_s
-    first_s = within(here.first_step_s, begun_s)
+    is_blind = here.first_step_s is None and trace.shows_no_steps
+    first_s = within(here.started_s if is_blind else here.first_step_s, begun_s)
     yield LedgerSegment(begun_s, first_s, "start_up", number)
     if here.first_step_s is None or here.last_step_s is None:
+        yield LedgerSegment(first_s, until_s, "unknown", number)
         return
     last_s = within(here.last_step_s, first_s)
     closing = trace.closings.get(here.incident or "")

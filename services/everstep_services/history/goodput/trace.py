@@ -117,6 +117,12 @@ class GoodputTrace:
             if self.allocations:
                 self.allocations[-1].heard_s = max(self.allocations[-1].heard_s, at_s)
 
+    @property
+    def shows_no_steps(self) -> bool:
+        """A round ended well, and nobody saw a step of it: it had its time for something else."""
+        rounds = (it for allocation in self.allocations for it in allocation.rounds.values())
+        return any(it.end_cause == "done" and it.first_step_s is None for it in rounds)
+
     def round(self, number: int) -> RoundTrace | None:
         """A round of the newest allocation; None where nothing began an allocation."""
         if not self.allocations:

@@ -92,10 +92,10 @@ def end_preempted(batch: Batch, reason: str) -> None:
 def finish(batch: Batch) -> None:
     """End the job: every rank of the round has exited with 0."""
     doc = batch.state.doc
+    reason = f"every rank of round {doc.round} exited with 0"
     came_of(batch, "done", "every rank has finished")
     # without a step that was seen, nobody knows how much of this time the training took
-    incidents.close(batch, "recovered", "every rank has finished", "other_s")
-    reason = f"every rank of round {doc.round} exited with 0"
+    incidents.close(batch, "recovered", reason, "other_s")
     _say_ended(batch, "done", reason, None)
     end_job(batch, "done", 0, reason)
 

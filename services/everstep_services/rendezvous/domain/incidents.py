@@ -123,7 +123,7 @@ def close(batch: Batch, outcome: IncidentOutcome, reason: str, entry: LedgerEntr
             **batch.round_head(incident.round),
             incident=incident.id,
             outcome=outcome,
-            reason=reason,
+            reason=reason if incident.reason in reason else f"{incident.reason}; {reason}",
             ledger=incident.ledger,
             lost_steps=steps_again(doc.first_step, doc.reached_step) if recovered else 0,
             next_round=doc.round if recovered else None,

@@ -130,6 +130,8 @@ def leave(batch: Batch, ask: Leave) -> Done:
         )
     )
     agreed_save.left(batch, seat, ask)
+    if seat.slot is not None:
+        _went_on(batch, ask.round, ask.last_step)
     seat = batch.state.seat(ask.node) or seat
     cause: IncidentCause = "preempted" if ask.cause == "preempted" else "node_left"
     fell_away(batch, seat, Sign(cause, f"{ask.node} left: {ask.reason}", node=ask.node))
@@ -315,6 +317,13 @@ def _seat_place(ask: Join, before: Seat | None) -> tuple[int | None, str]:
     return slot, "idle" if ask.running is None else "stopping"
 
 
+def _went_on(batch: Batch, number: int | None, step: int | None) -> None:
+    """Ranks of a round went on until they were stopped."""
+    doc = batch.state.doc
+    if number == doc.round and (step or -1) > (doc.round_step or -1):
+        batch.state.set(round_step=step)
+
+
 def _rejoin(batch: Batch, ask: Join, seat: Seat) -> None:
     """Act on another join of the same agent."""
     doc = batch.state.doc
@@ -322,8 +331,7 @@ def _rejoin(batch: Batch, ask: Join, seat: Seat) -> None:
         _finished_meanwhile(batch, ask, seat)
         return
     if seat.stage in {"stopping", "absent"}:
-        if ask.last_round == doc.round and (ask.last_step or -1) > (doc.round_step or -1):
-            batch.state.set(round_step=ask.last_step)  # its ranks went on until they were stopped
+        _went_on(batch, ask.last_round, ask.last_step)
         incident = doc.incident
         if incident is not None:
             batch.state.set(

@@ -164,7 +164,7 @@ def _first_step(batch: Batch, report: Report) -> None:
 def _recovered(batch: Batch) -> None:
     incident, doc = batch.state.doc.incident, batch.state.doc
     if incident is not None:
-        reason = f"{incident.reason}; round {doc.round} {FIRST_STEP}"
+        reason = f"round {doc.round} {FIRST_STEP}"
         if again := steps_again_in_words(doc.round, doc.first_step, doc.reached_step):
             reason += f"; {again}"
         incidents.close(batch, "recovered", reason, "first_step_s")
@@ -178,7 +178,7 @@ def _steady(batch: Batch) -> None:
         batch.wake_in(left_s)
     elif incident is not None:
         lasted = f"round {doc.round} has run for {batch.settings.steady_after_s:g} s"
-        reason = f"{incident.reason}; {lasted}, and no step was seen"
+        reason = f"{lasted}, and no step was seen"
         incidents.close(batch, "recovered", reason, "other_s")
 
 

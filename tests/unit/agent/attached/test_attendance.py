@@ -202,11 +202,11 @@ def test_ranks_that_go_on_in_their_processes_without_a_lost_one_have_recovered()
     (opens,) = world.gone(r1=RankExit(signal="SIGKILL"))
     assert isinstance(opens, IncidentOpens)
     world.now += 2
-    (closes,) = world.here.went_on(world.now)
+    (closes,) = world.here.went_on((1,), world.now)
     assert isinstance(closes, IncidentCloses)
     assert (closes.outcome, closes.ledger.wall_s) == ("recovered", 2.0)
     assert "restarted in their processes without it" in closes.reason
-    assert world.here.went_on(world.now) == [], "each of them tells it"
+    assert world.here.went_on((1,), world.now) == [], "each of them tells it"
     (ends,) = world.gone(r0=GOOD)
     assert isinstance(ends, RoundEnds)
     assert ends.cause == "done"
@@ -216,11 +216,23 @@ def test_ranks_that_go_on_in_their_processes_without_a_lost_one_have_recovered()
     assert "but rank 1" in over.reason
 
 
+def test_ranks_may_go_on_before_the_end_of_the_lost_one_is_seen() -> None:
+    world = World()
+    world.round(1)
+    assert world.here.went_on((1,), world.now) == []
+    opens, closes = world.gone(r1=RankExit(signal="SIGKILL"))
+    assert isinstance(opens, IncidentOpens)
+    assert isinstance(closes, IncidentCloses)
+    assert closes.outcome == "recovered"
+    again, _ = world.gone(r0=BAD)
+    assert isinstance(again, IncidentOpens), "nobody goes on without this one"
+
+
 def test_a_rank_that_fails_after_the_others_went_on_without_one_is_a_failure() -> None:
     world = World(max_restarts=0)
     world.round(1)
     world.gone(r1=RankExit(signal="SIGKILL"))
-    world.here.went_on(world.now)
+    world.here.went_on((1,), world.now)
     opens = world.gone(r0=BAD)[0]
     assert isinstance(opens, IncidentOpens)
     over = world.here.over(world.now)[-1]

@@ -290,7 +290,7 @@ def test_what_could_not_be_read_is_a_note_and_a_missing_dump() -> None:
     assert _culprits(report) == {5}
     assert "_dump_5.json was left out: it is empty" in report.notes
     assert [one.reason for one in report.faults[0].suspects] == [
-        "its dump cannot be read: it is empty"
+        "it left no readable dump: it is empty"
     ]
 
 

@@ -68,7 +68,7 @@ def print_goodput(
     for line in goodput_page(f"job {cell(job)}", shown):
         echo(line)
     about = api.get(job_path(job))
-    if about["lost_steps"] is None and about["restarts"]:
+    if shown["goodput_ratio"] is not None and about["lost_steps"] is None and about["restarts"]:
         echo("")
         echo("How many steps were made again is not known, because the script does not number its")
         echo("steps: repeated steps count as productive.")
@@ -89,10 +89,7 @@ def print_fleet_goodput(
     if worst:
         echo("")
         echo("The most time was lost by")
-        rows = [
-            (job["job"], span(_lost_s(job)), f"{job['goodput_ratio']:.1%}", _most(job))
-            for job in worst
-        ]
+        rows = [(job["job"], span(_lost_s(job)), _ratio(job), _most(job)) for job in worst]
         for line in aligned([("JOB", "LOST", "GOODPUT", "MOST OF IT"), *rows]):
             echo(line)
 
@@ -101,11 +98,10 @@ def goodput_page(title: str, shown: Record) -> Iterator[str]:
     """The lines of a window."""
     since = f"since {moment(shown['since'])}, " if shown["since"] else ""
     yield f"{title}: {since}until {moment(shown['until'])}, {span(shown['wall_s'])} allocated"
-    ratio = shown["goodput_ratio"]
-    if ratio is None:
+    if not shown["wall_s"]:
         yield "No allocation lasted in this window."
         return
-    yield f"goodput {ratio:.1%}"
+    yield f"goodput {_ratio(shown)}"
     yield ""
     seconds = shown["seconds"]
     yield from aligned(
@@ -114,6 +110,11 @@ def goodput_page(title: str, shown: Record) -> Iterator[str]:
         for name in (*_NAMES, *(set(seconds) - set(_NAMES)))
         if (lasted_s := seconds.get(name, 0.0)) > 0
     )  # fmt: skip
+
+
+def _ratio(shown: Record) -> str:
+    ratio = shown["goodput_ratio"]
+    return "not known: no step was seen" if ratio is None else f"{ratio:.1%}"
 
 
 def _given(window: Mapping[str, datetime | None]) -> dict[str, Any]:

@@ -7,14 +7,22 @@ from typing import Any
 from pydantic import Field
 
 from everstep_services.history.api.dto.answer import Answer
-from everstep_services.history.goodput.ledger import LedgerSegment, TimeClass, seconds
+from everstep_services.history.goodput.ledger import (
+    LedgerSegment,
+    TimeClass,
+    productive_ratio,
+    seconds,
+)
 
 _SECONDS = Field(
     description="Seconds by class: `productive`, `start_up`, `rendezvous`, `restore`, "
     "`checkpoint_stall`, `stall`, `lost_steps`, `straggler_tax`, `idle` and `unknown`. They sum to "
     "`wall_s`."
 )
-_RATIO = Field(description="`productive` over `wall_s`; null where no time has passed.")
+_RATIO = Field(
+    description="`productive` over `wall_s`; null where no time has passed, or where no step was "
+    "seen and some of the time is `unknown`."
+)
 
 
 class Goodput(Answer):
@@ -75,10 +83,10 @@ def shown_goodput(
 
 def ratio_of(sums: dict[TimeClass, float]) -> dict[str, Any]:
     """Sums by class with their total, and what is productive of it."""
-    wall_s = sum(sums.values())
+    wall_s, ratio = sum(sums.values()), productive_ratio(sums)
     return {
         "wall_s": round(wall_s, 3),
-        "goodput_ratio": round(sums["productive"] / wall_s, 6) if wall_s > 0 else None,
+        "goodput_ratio": None if ratio is None else round(ratio, 6),
         "seconds": {name: round(lasted_s, 3) for name, lasted_s in sums.items()},
     }
 
