@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
-    from typing import Any
+    from typing import Any, NoReturn
 
 _Module = type(sys)
 
@@ -32,8 +32,9 @@ def run(
     would use. The caller lets the error pass, so that threads are joined and exit handlers run.
     """
     link.up()
-    module = ["-m"] if kind == "module" else []
-    sys.orig_argv = [sys.executable, *module, target, *arguments]
+    sys.orig_argv = [sys.executable, *["-m"] * (kind == "module"), target, *arguments]
+    if kind != "module" and not os.path.exists(target):
+        _end_without(target, link, environ)
     try:
         if kind == "module":
             _run_module(target, arguments)
@@ -59,6 +60,14 @@ def run(
     else:
         _await_saves(0, link, environ)
         link.ended(0)
+
+
+def _end_without(target: str, link: AgentLink, environ: "Mapping[str, str]") -> "NoReturn":
+    """Exit with 2, as Python does, and have it recorded what is missing."""
+    missing = FileNotFoundError(2, "No such file or directory", os.path.abspath(target))
+    sys.stderr.write(f"{sys.executable}: can't open file: {missing}\n")
+    _report_end(missing, 2, link, environ)
+    raise SystemExit(2)
 
 
 def _run_file(path: str, arguments: list[str]) -> None:
@@ -88,9 +97,6 @@ def _run_module(name: str, arguments: list[str]) -> None:
 def _run_container(path: str, arguments: list[str]) -> None:
     """A folder or a zip file with a `__main__.py`."""
     sys.argv = [path, *arguments]
-    if not os.path.exists(path):
-        sys.stderr.write(f"{sys.executable}: can't open file '{os.path.abspath(path)}'\n")
-        raise SystemExit(2)
     sys.path.insert(0, path)
     _run_by_name("__main__", alter_argv=False)
 

@@ -59,8 +59,9 @@ def _reduces_integers(training: Training) -> None:
     dist.all_reduce(torch.ones(1000, dtype=dtype), group=training.metrics_group)
 
 
-def _closes_stdout(_: Training) -> None:
+def _closes_stdout(training: Training) -> None:
     os.close(1)
+    training.forward()
 
 
 def _opens_files(_: Training) -> None:
@@ -143,7 +144,7 @@ def _interrupts_itself(_: Training) -> None:
 
 _OWN = {
     ("wrong_type", 1): Injection("metrics", _reduces_integers, runs_everywhere=True),
-    ("stdout_closed", 0): Injection("metrics", _closes_stdout, runs_everywhere=False),
+    ("stdout_closed", 0): Injection("forward", _closes_stdout, runs_everywhere=False),
     ("files", 0): Injection("load", _opens_files, runs_everywhere=False),
     ("child", 0): Injection("forward", _leaves_a_child, runs_everywhere=False),
     ("worker", 0): Injection("load", _loses_a_worker, runs_everywhere=False),

@@ -136,6 +136,9 @@ async def test_a_script_that_is_missing_is_an_exit_code_of_two(tmp_path: Path) -
     async with opened(tmp_path, "nowhere.py") as node:
         assert (await end(node, warm=False)).code == 2
         assert "can't open file" in node.err()
+        record = await node.keeper.error(0)
+        assert record is not None, "else it is taken for wrong arguments"
+        assert (record.name, "nowhere.py" in record.text) == ("FileNotFoundError", True)
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGABRT", "SIGINT"])

@@ -149,6 +149,18 @@ def test_of_several_stalls_the_one_that_has_waited_longest_is_the_cause() -> Non
     assert world.doc.incident.reports == 2
 
 
+def test_a_stall_with_an_excuse_is_not_the_cause_of_another() -> None:
+    """It has waited longer, but for a rank that is busy."""
+    world = running()
+    stall(world, "n1", 2, waited_s=45)
+    excuse(world, "n0", 2, 5.0)
+    stall(world, "n0", 1, waited_s=5)
+    world.tick(1)
+    assert [(ended.cause, ended.rank) for ended in world.of(RoundEnded)] == [("rank_stalled", 1)]
+    assert world.doc.incident is not None
+    assert world.doc.incident.reports == 1
+
+
 def test_a_replica_that_takes_over_asks_itself_and_first_lets_agents_come_back() -> None:
     world = running()
     stall(world)

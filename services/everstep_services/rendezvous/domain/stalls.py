@@ -148,8 +148,9 @@ def _decide(batch: Batch, stall: OpenStall) -> None:
     if not batch.control.enforces("restart", otherwise=True):
         _observe(batch, stall.node, stall.reason, stall.fact)
         return
-    signs = [_sign(batch, late) for late in (stall, *batch.state.doc.stalls)]
-    signs.sort(key=lambda sign: -sign.weight)  # those that wait for others are not the cause
+    late = [other for other in batch.state.doc.stalls if _excused_s(batch, other) <= 0]
+    signs = [_sign(batch, it) for it in (stall, *late)]  # the cause has no excuse,
+    signs.sort(key=lambda sign: -sign.weight)  # and does not wait for others
     end_round(batch, signs[0])
     for sign in signs[1:]:
         incidents.add(batch, sign)
