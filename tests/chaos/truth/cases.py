@@ -127,6 +127,8 @@ def _unusual() -> Iterator[Case]:
 
 
 def _from_outside() -> Iterator[Case]:
+    alone = Truth((2,), (), UNKNOWN, (130, -signal.SIGINT))
+    yield Case("sent-SIGINT-rank2", alone, acts.signalled(2, signal.SIGINT))
     for rank, number in ((0, signal.SIGKILL), (3, signal.SIGSEGV), (1, signal.SIGBUS)):
         truth = Truth((rank,), (), UNKNOWN, (-int(number),))
         yield Case(f"sent-{number.name}-rank{rank}", truth, acts.signalled(rank, number),

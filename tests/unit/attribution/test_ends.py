@@ -467,3 +467,13 @@ async def test_memory_of_a_gpu_is_not_tried_again_and_a_taken_port_is_once() -> 
     assert (first.cause, first.kind, first.advice) == ("network", "port_taken", "restart")
     again = await judged(case(ends=(port, replace(port, round=2))))
     assert (again.kind, again.advice) == ("port_taken", "stop")
+
+
+@pytest.mark.parametrize(("interrupted", "cause"), [((2,), "unknown"), ((0, 1, 2, 3), "scheduler")])
+async def test_a_person_who_cancels_a_job_interrupts_all_ranks(
+    interrupted: tuple[int, ...], cause: str
+) -> None:
+    of = tuple(raised(rank, "KeyboardInterrupt", "") for rank in interrupted)
+    found = await judged(case(ends=of))
+    assert (found.cause, found.ranks) == (cause, interrupted)
+    assert ("this process alone" in found.reason) == (cause == "unknown")

@@ -20,6 +20,7 @@ from everstep_services.attribution.analyzers.rank_ends import (
     fingerprint_of,
     first_ends,
     headline,
+    interrupted_alone,
     is_consequence,
     is_timeout,
     match_in,
@@ -80,6 +81,7 @@ _UNREADABLE = re.compile(
 """A value or a file that cannot be parsed."""
 _MISFIT = "gloo::EnforceNotMet"
 """Gloo's error, in a thread of its own, if more data comes than the tensor of a rank holds."""
+_ALONE = ", and others did not: its script did it, or this process alone was sent SIGINT"
 _SILENT = (
     ", and wrote no error: its script called os._exit, or native code ended it. To know more, read "
     "its last lines (everstep logs JOB --rank {rank}), and print the reason before such a call"
@@ -308,6 +310,8 @@ def _of_alike(case: Case, same: Sequence[RankEnd]) -> Claim:
         event = f"{event} after step {end.step}"
     if kind == "exit_code" and not end.first_error:
         event += _SILENT.format(rank=ranks[0])
+    if set(ranks) <= interrupted_alone(case):
+        cause, kind, event = "unknown", "signal", event + _ALONE
     return Claim(
         cause=cause,
         kind=kind,

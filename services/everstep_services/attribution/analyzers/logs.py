@@ -11,7 +11,11 @@ from msgspec.structs import replace
 from everstep.messages import Case, EvidencePiece, RankEnd
 from everstep.verdict_causes import NODE_CAUSES
 from everstep_services.attribution.analyzers import refused_memory
-from everstep_services.attribution.analyzers.rank_ends import first_ends, has_lost_worker
+from everstep_services.attribution.analyzers.rank_ends import (
+    first_ends,
+    has_lost_worker,
+    interrupted_alone,
+)
 from everstep_services.attribution.domain.claims import GENERAL, WITHOUT_CULPRIT, Claim
 from everstep_services.attribution.incident import Incident
 from everstep_services.attribution.log_analysis.analysis import LogAnalysis
@@ -179,8 +183,10 @@ def _doubt(ends: int) -> str:
 def _without_echo(claim: Claim, case: Case) -> Claim:
     """Weaken what only repeats the end of a rank: its signal, or that it was refused memory."""
     ends = [end for end in first_ends(case) if end.rank in claim.ranks]
-    is_echo = (_ECHO in claim.says and any(end.signal is not None for end in ends)) or (
-        refused_memory.MEANS in claim.says and any(end.error_name for end in ends)
+    is_echo = (
+        (_ECHO in claim.says and any(end.signal is not None for end in ends))
+        or (refused_memory.MEANS in claim.says and any(end.error_name for end in ends))
+        or (claim.kind == "cancelled" and ends and set(claim.ranks) <= interrupted_alone(case))
     )
     return replace(claim, strength=claim.strength * _OF_ANOTHER) if is_echo else claim
 

@@ -43,6 +43,12 @@ def first_ends(case: Case) -> list[RankEnd]:
     return [end for end in case.ends if end.round == judged]
 
 
+def interrupted_alone(case: Case) -> set[int]:
+    """Ranks that raised KeyboardInterrupt, if most did not: who cancels a job interrupts all."""
+    ranks = {end.rank for end in first_ends(case) if end.error_name == "KeyboardInterrupt"}
+    return ranks if 2 * len(ranks) < case.world_size and not case.outside else set()
+
+
 def is_consequence(end: RankEnd) -> bool:
     """Whether, by its own words, it ended because another rank was gone."""
     match = match_of(end)

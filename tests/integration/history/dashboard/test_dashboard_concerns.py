@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from everstep.messages import ControlDocument, encode
 from tests.integration.history.dashboard.fleet_facts import JOB
 from tests.integration.history.dashboard.visitors import fleet
 from tests.unit.history.facts import make
@@ -62,6 +63,21 @@ async def test_what_somebody_did_on_purpose_needs_nobody(tmp_path: Path) -> None
     assert "interrupted" not in concerns
     assert "tested" not in concerns
     assert "gpu-018 is unhealthy" in concerns
+
+
+async def test_the_brake_of_a_job_that_is_over_needs_nobody(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as (api, client):
+        braked = ControlDocument(
+            settings={}, modes={}, changed_by="ann", reason="a storm", is_braked=True
+        )
+        await api.bus.documents("CONTROL").put("stormy", encode(braked), revision=None)
+        await api.add(make("job_started", job="stormy", round=None, at=datetime.now(UTC)))
+        told = "The brake is on for job stormy"
+        assert told in (await client.get("/")).text
+        await api.add(
+            make("job_ended", job="stormy", state="stopped", exit_code=93, at=datetime.now(UTC))
+        )
+        assert told not in (await client.get("/")).text
 
 
 async def test_a_job_that_a_policy_stopped_needs_a_person_and_one_that_a_person_stopped_does_not(

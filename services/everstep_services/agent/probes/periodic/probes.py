@@ -217,7 +217,7 @@ class PeriodicProbes:
         elif name not in self._unknown:
             self._unknown.add(name)
             reason = run.results[0].reason
-            log.warning("probe_unknown check=%s reason=%r", name, reason)
+            log.info("probe_unknown check=%s reason=%r", name, reason)
             self._say(
                 f"probe {name} has no result, which counts as neither failed nor ok: {reason}"
             )

@@ -1,6 +1,6 @@
 """`/`: what needs a person first, then how everything is."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -107,7 +107,7 @@ async def fleet(reader: Reader, _request: Request) -> Page:
 
     def concerns() -> list[Concern]:
         concerns = [
-            *_of_control(control.data),
+            *_of_control(control.data, {it["job"] for it in items if it["state"] in OVER}),
             *_of_incidents(_items(opened)),
             *_of_ended(items),
             *_of_stopped(zip(stopped, rounds[len(forming) :], strict=True)),
@@ -165,11 +165,12 @@ def _counts(jobs: Sequence[Mapping[str, Any]]) -> Mapping[str, int]:
     return dict(sorted(counts.items(), key=lambda counted: -counted[1]))
 
 
-def _of_control(control: Mapping[str, Any] | None) -> Iterator[Concern]:
+def _of_control(control: Mapping[str, Any] | None, over: Collection[str]) -> Iterator[Concern]:
+    """Switches that hold something back; not those of jobs that are over."""
     if control is None:
         return
     for switches in (control["cluster"], *control["jobs"]):
-        if not switches["is_braked"]:
+        if not switches["is_braked"] or switches["job"] in over:
             continue
         about = f"job {switches['job']}" if switches["job"] else "every job"
         text = f"The brake is on for {about}: Everstep only restarts what failed"
