@@ -8,4 +8,8 @@ from typing import Literal, get_args
 IncidentOutcome = Literal["recovered", "stopped", "failed", "preempted", "merged"]
 """`merged` into another incident; each other word is the fate of the training."""
 
-INCIDENT_OUTCOMES: tuple[IncidentOutcome, ...] = get_args(IncidentOutcome)
+IncidentFate = Literal["recovered", "repeated", "stopped", "failed", "preempted", "merged"]
+"""As people read it: `repeated` is a recovery after which the same failure ended the next round,
+and a verdict says that it will come again."""
+
+INCIDENT_FATES: tuple[IncidentFate, ...] = get_args(IncidentFate)

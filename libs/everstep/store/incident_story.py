@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from everstep.incident_causes import meaning_of
 from everstep.store import tables
 from everstep.store.database import Database
-from everstep.store.queries import Record, shown_rounds, slow_ranks
+from everstep.store.queries import Record, is_culprit, shown_incidents, shown_rounds, slow_ranks
 
 _FEW = 50
 _MANY = 200
@@ -60,7 +60,7 @@ async def incident_story(database: Database, job: str, incident: str) -> Inciden
     """The story of an incident; None when no fact has named it."""
     async with database.read() as connection:
         here = tables.incidents.c
-        query = select(tables.incidents).where(here.job == job, here.incident == incident)
+        query = shown_incidents().where(here.job == job, here.incident == incident)
         row = (await connection.execute(query)).mappings().one_or_none()
         return None if row is None else await _story(connection, job, row)
 
@@ -260,10 +260,9 @@ async def _similar(connection: AsyncConnection, row: Record) -> Sequence[Record]
     if row["node"] is not None and await _had_several_nodes(connection, row["job"]):
         nodes.add(row["node"])
     same = here.fingerprint.in_(prints)
-    named = [here.culprit_nodes.contains(json.dumps(node), autoescape=True) for node in nodes]
-    of_node: ColumnElement[bool] = or_(here.node.in_(nodes), *named)
+    of_node: ColumnElement[bool] = or_(here.node.in_(nodes), *map(is_culprit, nodes))
     other = or_(here.job != row["job"], here.incident != row["incident"])
-    query = select(tables.incidents, case((same, "fingerprint"), else_="node").label("same"))
+    query = shown_incidents().add_columns(case((same, "fingerprint"), else_="node").label("same"))
     query = query.where(other, or_(same, of_node))
     return await _all(
         connection, query.order_by(case((same, 0), else_=1), here.first_n.desc()).limit(_SIMILAR)

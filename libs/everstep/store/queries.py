@@ -1,5 +1,6 @@
 """Queries of the tables: filtered, in pages that continue from a key, each in one snapshot."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -284,6 +285,28 @@ def slow_ranks(
     query = query.where(found.c.n.is_not(None))
     query = query if job is None else query.where(found.c.job == job)
     return query if state is None else query.where(shown["state"] == state)
+
+
+def shown_incidents() -> Select[Any]:
+    """Incidents, each with its outcome as people read it."""
+    columns = [column for column in tables.incidents.c if column.name != "outcome"]
+    return select(*columns, incident_fate().label("outcome"))
+
+
+def incident_fate() -> ColumnElement[Any]:
+    """The outcome of an incident, or `repeated`: see `incident_outcomes`."""
+    here, later = tables.incidents.c, tables.incidents.alias("later").c
+    repeated = exists().where(
+        here.outcome == "recovered", later.job == here.job, later.round == here.next_round,
+        later.first_n > here.first_n, later.fingerprint == here.fingerprint,
+        later.is_transient.is_(False),
+    )  # fmt: skip
+    return case((repeated, "repeated"), else_=here.outcome)
+
+
+def is_culprit(node: str) -> ColumnElement[bool]:
+    """Whether the verdict about an incident names the node."""
+    return tables.incidents.c.culprit_nodes.contains(json.dumps(node), autoescape=True)
 
 
 def shown_rounds() -> Select[Any]:

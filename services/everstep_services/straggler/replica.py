@@ -45,6 +45,7 @@ class Straggler:
             self.ids.keep_for_ever,
             self.observer.hear_for_ever,
             self.observer.follow_jobs_for_ever,
+            self.observer.follow_allocations_for_ever,
             self.observer.follow_rounds_for_ever,
             self.observer.judge_for_ever,
             self.observer.write_for_ever,

@@ -15,6 +15,7 @@ from everstep.bus.ports import Bus, Inbox
 from everstep.clock import Clock
 from everstep.errors import EverstepError
 from everstep.messages import (
+    AllocationEnded,
     HeatMapDrawn,
     HeatMapPart,
     JobEnded,
@@ -111,6 +112,17 @@ class Observer:
                         self._end(job, "its job ended")
                         tasks.create_task(self._draw(job), name=f"picture-{job.job}")
 
+    async def follow_allocations_for_ever(self) -> None:
+        """Keep the last picture of a job that no agent runs any more: others may continue it."""
+        subject = subjects.fact(None, "allocation_ended")
+        async with (
+            self._bus.subscribe(subject, AllocationEnded) as ends,
+            asyncio.TaskGroup() as tasks,
+        ):
+            async for fact in ends:
+                if job := self._jobs.get(fact.job):
+                    tasks.create_task(self._draw(job), name=f"picture-{job.job}")
+
     async def follow_rounds_for_ever(self) -> None:
         """Follow formed rounds. Agents may report them, too; the document of rendezvous decides."""
         formed = subjects.fact(None, "round_formed")
@@ -194,7 +206,9 @@ class Observer:
 
     def _drawn(self, job: TrackedJob, part: HeatMapPart) -> HeatMapDrawn:
         return HeatMapDrawn(
-            id=self._ids.of("picture", job.job, str(part.round), str(part.first_rank)),
+            id=self._ids.of(
+                "picture", job.job, str(part.round), str(part.windows[-1]), str(part.first_rank)
+            ),
             job=job.job, at=self._clock.wall(), source=SOURCE, round=part.round,
             windows=part.windows, first_rank=part.first_rank,
             nodes=tuple((run.node, run.ranks) for run in part.nodes),

@@ -257,6 +257,7 @@ INCIDENT_FILTERS: list[tuple[dict[str, Any], str]] = [
     ({"outcome": ["failed", "stopped"]}, "b"),
     ({"trigger": "node_lost"}, "ba"),
     ({"node": "n1"}, "a"),
+    ({"node": "n2"}, "b"),
     ({"round": 3}, "c"),
     ({"job": "j2"}, "dc"),
     ({"since": "2026-11-21T08:00:00Z"}, "c"),
@@ -273,6 +274,7 @@ async def test_incidents_can_be_filtered(api: Api, reader: httpx2.AsyncClient) -
         opened("a", "j1", trigger="node_lost", node="n1"),
         opened("b", "j1", trigger="node_lost"),
         make("incident_closed", incident="b", job="j1", outcome="failed", trigger=""),
+        make("verdict_reached", incident="b", job="j1", culprit_nodes=["n2"]),
         opened("c", "j2", round=3, at=BEGAN.replace(hour=9)),
         opened("d", "j2"),
         make("incident_closed", incident="d", job="j2", outcome="recovered", trigger=""),
@@ -286,6 +288,30 @@ async def test_incidents_can_be_filtered(api: Api, reader: httpx2.AsyncClient) -
         assert shown == expected, query
     mine = await get(reader, "jobs/j1/incidents")
     assert [one["incident"] for one in mine["items"]] == ["b", "a"]
+
+
+async def test_a_recovery_that_the_same_failure_ended_is_none(
+    api: Api, reader: httpx2.AsyncClient
+) -> None:
+    """The job made the first step of three rounds, and each time failed as before."""
+    for round_, is_transient in ((1, None), (2, False), (3, None)):
+        name = f"i{round_}"
+        await api.add(
+            make("incident_opened", incident=name, job="j", round=round_),
+            make("incident_closed", incident=name, job="j", outcome="recovered", trigger="",
+                 reason="it broke; it stepped", next_round=round_ + 1),
+            make("verdict_reached", incident=name, job="j", fingerprint="same",
+                 is_transient=is_transient),
+        )  # fmt: skip
+    outcomes = {"i3": "recovered", "i2": "recovered", "i1": "repeated"}
+    shown = await get(reader, "jobs/j/incidents")
+    assert {one["incident"]: one["outcome"] for one in shown["items"]} == outcomes
+    for name, outcome in outcomes.items():
+        assert (await get(reader, f"jobs/j/incidents/{name}"))["outcome"] == outcome
+    repeated = await get(reader, "incidents", outcome=["repeated"])
+    assert [one["headline"] for one in repeated["items"]] == [
+        "it broke; it stepped; then the same failure ended round 2"
+    ]
 
 
 async def test_a_job_says_what_is_left_of_its_budgets(api: Api, reader: httpx2.AsyncClient) -> None:

@@ -20,6 +20,7 @@ from everstep.bus.errors import AskRefusedError
 from everstep.bus.server.dev_server import DevServer
 from everstep.clock import SystemClock
 from everstep.messages import (
+    AllocationEnded,
     HeatMapDrawn,
     JobEnded,
     RankScoreTable,
@@ -161,6 +162,21 @@ async def test_a_new_round_and_the_end_of_the_job_clear_what_was_found(
         if isinstance(one, StragglerCleared)
     ]
     assert reasons == ["its round ended", "its job ended"]
+
+
+async def test_the_picture_of_a_job_that_no_agent_runs_is_kept(bus: NatsBus, job: str) -> None:
+    nodes = Nodes(bus, job)
+    async with at_work(bus):
+        nodes.send("n1")
+        await found(bus, job, 1)
+        end = AllocationEnded(
+            id=ids.new_id(), job=job, at=SystemClock().wall(), source="test",
+            allocation="a", state="stopped", reason="Ctrl-C",
+        )  # fmt: skip
+        await bus.record(end)
+        (picture,) = await said(bus, job, HeatMapDrawn, 1)
+    assert isinstance(picture, HeatMapDrawn)
+    assert picture.windows
 
 
 async def test_a_job_that_falls_silent_is_forgotten_with_what_was_found(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from everstep.incident_outcomes import INCIDENT_OUTCOMES
+from everstep.incident_outcomes import INCIDENT_FATES
 from everstep.job_states import JOB_STATES, WITH_RANKS
 from everstep_services.cli.api.client import Api, job_path
 from everstep_services.cli.cells import (
@@ -84,7 +84,7 @@ def print_incidents(
     path = "incidents" if job is None else f"{job_path(job)}/incidents"
     page = {**params, "limit": min(most, 1000)}
     incidents = api.pages(path, page, most=most, when_cut=say_cut)
-    outcomes = CheckedFilter("outcome", params["outcome"] or (), INCIDENT_OUTCOMES)
+    outcomes = CheckedFilter("outcome", params["outcome"] or (), INCIDENT_FATES)
     records: Iterable[dict[str, Any]] = _or_say(incidents, "no such incidents", outcomes)
     columns: Sequence[str] = INCIDENT_COLUMNS
     if invocation.output == "table" or (invocation.output is None and is_terminal()):

@@ -4,7 +4,7 @@ Pictures are SVG 1000 units wide that stretches with the page; what they say in 
 HTML around them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -52,12 +52,13 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class TimelineMark:
-    """A moment: an incident or a checkpoint."""
+    """A moment, an incident or a checkpoint; or for how long a rank was slow."""
 
     kind: str
     x: float
     text: str
     href: str = ""
+    width: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ def timeline(
     parts: Sequence[Mapping[str, Any]],
     incidents: Sequence[Mapping[str, Any]],
     commits: Sequence[Mapping[str, Any]],
+    slow: Sequence[Mapping[str, Any]] = (),
 ) -> DrawnTimeline | None:
     """What the time of a job went into, part by part; None while no time has passed."""
     times = [(moment(part["since"]), moment(part["until"]), part) for part in parts]
@@ -103,7 +105,8 @@ def timeline(
         )  # fmt: skip
     # Short ones are drawn last, or the long one behind them would cover them.
     segments.sort(key=lambda segment: -segment.width)
-    return DrawnTimeline(began, ended, segments, _marks(incidents, commits, place))
+    marks = [*_slow_ranks(slow, ended, place), *_marks(incidents, commits, place)]
+    return DrawnTimeline(began, ended, segments, marks)
 
 
 def _marks(
@@ -125,6 +128,20 @@ def _marks(
             href = f"/{path_of('incidents', incident['incident'])}"
             marks.append(TimelineMark("incident", round(place(at), 2), text, href))
     return marks
+
+
+def _slow_ranks(
+    findings: Sequence[Mapping[str, Any]], ended: datetime, place: Callable[[datetime], float]
+) -> Iterator[TimelineMark]:
+    """When each slow rank was found, until it no longer was; a finding is over with its round."""
+    for finding in findings:
+        since = moment(finding["found_at"])
+        if since is not None:
+            x = place(since)
+            width = max(_LEAST, place(moment(finding["cleared_at"]) or ended) - x)
+            text = f"slow: rank {finding['rank']} on {finding['node']}"
+            href = f"/{path_of('jobs', finding['job'], 'stragglers')}"
+            yield TimelineMark("slow", round(min(x, WIDTH - width), 2), text, href, round(width, 2))
 
 
 def shares(seconds: Mapping[str, float] | None) -> Sequence[tuple[str, str, float, float, float]]:

@@ -20,7 +20,7 @@ _WORDS: Mapping[str, str] = {
     "info ◐": "starting forming waiting restarting learning pinned standby warm started scheduled "
     "observed asked stopping",
     "warn ▲": "stalled suspect warn warning paused degraded braked open inconclusive draining "
-    "merged quarantined excluded refused",
+    "merged quarantined excluded refused repeated",
     "bad ■": "failed lost fail unhealthy missing off critical gave_up error exited",
 }
 TONES: Mapping[str, tuple[str, str]] = {

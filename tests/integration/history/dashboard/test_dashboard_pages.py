@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 import pytest
 
 from everstep.clock import SystemClock
-from everstep.incident_outcomes import INCIDENT_OUTCOMES
+from everstep.incident_outcomes import INCIDENT_FATES
 from everstep.node_presence import NODE_PRESENCES
 from everstep.store.database import open_database
 from everstep.store.log import FactLog
@@ -91,9 +91,9 @@ async def test_incidents_are_filtered_by_one_of_their_outcomes(tmp_path: Path) -
     """Each outcome can be chosen, and the choice stands in the URL."""
     async with fleet(tmp_path) as (_, client):
         everything = (await client.get("/incidents")).text
-        assert choices(everything, "outcome") == (["any", *INCIDENT_OUTCOMES], [])
+        assert choices(everything, "outcome") == (["any", *INCIDENT_FATES], [])
         listed: dict[str, set[str]] = {}
-        for outcome in INCIDENT_OUTCOMES:
+        for outcome in INCIDENT_FATES:
             page = (await client.get(f"/incidents?outcome={outcome}")).text
             assert choices(page, "outcome")[1] == [outcome]
             listed[outcome] = set(re.findall(r'href="/incidents/([^"?]+)"', page))
@@ -222,8 +222,8 @@ async def test_an_incident_shows_its_weightiest_claims_its_culprit_and_its_runbo
         assert weights == sorted(weights, key=abs, reverse=True)
         assert len(weights) > 2
         assert "Would have decided" in page
-        opened = re.findall(r"<details( open)?><summary>(\d+) ranks? ", page)
-        assert opened == [(" open", "1"), ("", "127")]
+        opened = re.findall(r"<details( open)?><summary>(Rank \d+|\d+ ranks) ", page)
+        assert opened == [(" open", "Rank 21"), ("", "127 ranks")]
         (link,) = re.findall(r'href="(/runbooks/[^"]+)"', page)
         assert "<h2>Do</h2>" in (await client.get(link)).text
 

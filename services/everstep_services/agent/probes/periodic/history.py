@@ -58,7 +58,8 @@ class ProbeHistory:
     def take(self, check: str, results: Sequence[CheckResult], now: float) -> ProbeChange | None:
         """Count a run; return the change that it makes."""
         track, state = self._tracks[check], state_of(results)
-        track.state = state
+        is_absent = bool(results) and all(it.state == "unsupported" for it in results)
+        track.state = "unsupported" if is_absent else state
         if state == "unknown":
             return None
         has_failed = state == "failed"

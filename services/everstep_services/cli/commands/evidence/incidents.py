@@ -11,7 +11,9 @@ from everstep_services.cli.times import MomentParameter
 @click.command()
 @click.argument("job", required=False)
 @click.option("--open", "is_open", is_flag=True, help="Only open incidents.")
-@click.option("--outcome", multiple=True, help="Only with this outcome: recovered, failed …")
+@click.option(
+    "--outcome", multiple=True, help="Only with this outcome: recovered, repeated, failed …"
+)
 @click.option("--node", help="Only about this node.")
 @click.option(
     "--since",

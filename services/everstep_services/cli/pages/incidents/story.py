@@ -393,13 +393,17 @@ def _moves(incident: Record) -> str:
     return "".join(texts)
 
 
+_STEPPED = frozenset({"recovered", "repeated"})
+"""Outcomes of incidents whose next round has made steps."""
+
+
 def _saw_no_step(incident: Record) -> bool:
     """Whether a next round was well before anybody knew it: nothing showed its first step.
 
     Ranks that restart in their processes, or stall for a while, stay in their round.
     """
     is_another = incident["next_round"] != incident["round"]
-    is_well = incident["outcome"] == "recovered" and is_another
+    is_well = incident["outcome"] in _STEPPED and is_another
     return is_well and FIRST_STEP not in (incident["story"] or FIRST_STEP)
 
 
@@ -426,7 +430,7 @@ def _ledger(incident: Record) -> Iterator[str]:
         again = f"{counted(incident['lost_steps'], 'step')} again"
         worth = f" ({span(incident['lost_s'])})" if incident["lost_s"] else ""
         yield f"  and made {again}{worth}"
-    elif incident["lost_steps"] is None and incident["outcome"] == "recovered":
+    elif incident["lost_steps"] is None and incident["outcome"] in _STEPPED:
         yield "  how many steps were made again is not known: the script does not number its steps"
     if incident["restored_step"] is not None:
         tier = f" ({cell(incident['restored_tier'])})" if incident["restored_tier"] else ""

@@ -137,7 +137,8 @@ class Incident(Answer):
     job: str
     incident: str = Field(description="The incident's id.")
     outcome: str | None = Field(
-        description="`recovered`, `stopped`, `failed`, `preempted` or `merged`; null while open.",
+        description="`recovered`, `repeated` (then the same failure ended the next round, too), "
+        "`stopped`, `failed`, `preempted` or `merged`; null while open.",
         examples=["recovered"],
     )
     opened_at: datetime | None

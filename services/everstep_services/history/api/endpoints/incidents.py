@@ -12,7 +12,7 @@ from everstep.messages.codec import BadMessageError, UnknownMessageError, decode
 from everstep.messages.facts.ranks import RankExited
 from everstep.store import tables
 from everstep.store.incident_story import IncidentStory, incident_story, jobs_of_incident
-from everstep.store.queries import Record, SortOrder
+from everstep.store.queries import Record, SortOrder, incident_fate, is_culprit, shown_incidents
 from everstep.store.times import to_us
 from everstep_services.history.api.context import Context, Ctx, Operator, Reader
 from everstep_services.history.api.dto.answer import PageOf, present
@@ -65,7 +65,11 @@ class IncidentFilter(Paging):
     trigger: str | None = Field(
         None, max_length=64, pattern=TEXT, description="Only with a first report of this kind."
     )
-    node: str | None = Field(None, pattern=NAME, description="Only about this node.")
+    node: str | None = Field(
+        None,
+        pattern=NAME,
+        description="Only incidents whose first report, or whose verdict, names this node.",
+    )
     round: Whole | None = Field(None, description="Only incidents that broke this round.")
     since: Moment | None = Field(
         None,
@@ -203,7 +207,7 @@ async def _incidents(
 ) -> PageOf[Incident]:
     check_window(asked.since, asked.until, context.clock.wall())
     incidents = tables.incidents
-    query = select(incidents).where(*_conditions(asked))
+    query = shown_incidents().where(*_conditions(asked))
     if job is not None:
         query = query.where(incidents.c.job == job)
     order = SortOrder((incidents.c.first_n,), is_descending=asked.order == "desc")
@@ -218,17 +222,18 @@ def _conditions(asked: IncidentFilter) -> list[ColumnElement[bool]]:
         column == value
         for column, value in (
             (here.trigger, asked.trigger),
-            (here.node, asked.node),
             (here.round, asked.round),
         )
         if value is not None
     ]
+    if asked.node is not None:
+        conditions.append((here.node == asked.node) | is_culprit(asked.node))
     if asked.open is not None:
         conditions.append(
             here.closed_fact.is_(None) if asked.open else here.closed_fact.is_not(None)
         )
     if asked.outcome:
-        conditions.append(here.outcome.in_(asked.outcome))
+        conditions.append(incident_fate().in_(asked.outcome))
     if asked.since is not None:
         conditions.append(here.opened_us >= to_us(asked.since))
     if asked.until is not None:
@@ -238,6 +243,8 @@ def _conditions(asked: IncidentFilter) -> list[ColumnElement[bool]]:
 
 def _incident(row: Record) -> dict[str, Any]:
     shown = present(row)
+    if row["outcome"] == "repeated":
+        shown["story"] = f"{row['story']}; then the same failure ended round {row['next_round']}"
     ledger = None if row["closed_fact"] is None else LedgerOut(**shown)
     return {**shown, **headlines(shown), "ledger": ledger}
 

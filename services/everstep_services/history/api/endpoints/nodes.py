@@ -127,6 +127,8 @@ async def get_node(context: Ctx, _token: Reader, node: NodeName) -> NodeDetail:
         standings = await _standings(context, (node,))
         standing = next((item for item in standings if item.node == node), None)
         missing = None if standing else f"health does not know {node}"
+        if standing and (standing.state, row["state"]) == ("healthy", "lost"):  # it has restarted
+            standing, missing = None, "health has not heard of it since it was lost"
     except (RequestError, BusDeniedError) as error:
         missing = str(error)
     counts = None if standing is None else {node: standing.strikes}

@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 
 from starlette.requests import Request
 
-from everstep.incident_outcomes import INCIDENT_OUTCOMES
+from everstep.incident_outcomes import INCIDENT_FATES
 from everstep_services.history.dashboard import drawings
 from everstep_services.history.dashboard.formats import moment
 from everstep_services.history.dashboard.pages.page import Page, filters, without_cursor
@@ -29,7 +29,7 @@ async def listed(reader: Reader, request: Request) -> Page:
             "title": "Incidents",
             "live": "",
             "incidents": incidents,
-            "outcomes": INCIDENT_OUTCOMES,
+            "outcomes": INCIDENT_FATES,
             "query_without_cursor": without_cursor(request),
             "is_filtered": any(name != "cursor" for name in given),
         },

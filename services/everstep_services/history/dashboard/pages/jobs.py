@@ -5,7 +5,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from everstep.job_states import AT_WORK, JOB_STATES, OVER
+from everstep.job_states import JOB_STATES, OVER, WITH_RANKS
 from everstep_services.history.dashboard import drawings
 from everstep_services.history.dashboard.formats import moment
 from everstep_services.history.dashboard.pages.page import Page, filters, without_cursor
@@ -16,6 +16,7 @@ from everstep_services.history.dashboard.rest import Reader, RestAnswer, path_of
 _ROUNDS = 200
 _POINTS = 500
 _PARTS = 600
+_FINDINGS = 50
 _MARKS = drawings.MARKS_MOST  # a commit of many ranks is a large fact
 
 
@@ -62,7 +63,7 @@ async def one(reader: Reader, request: Request) -> Page:
         reader.get_or_not(f"{path}/saves"),
         reader.get_or_not("facts", kind="checkpoint_committed", **{**facts, "limit": _MARKS}),
         reader.get_or_not("facts", kind="progress_made", **facts),
-        reader.get_or_not(f"{path}/stragglers", state="open", limit=5),
+        reader.get_or_not(f"{path}/stragglers", limit=_FINDINGS),
     )
     told = _items(rounds)
     saved = [fact["body"] for fact in _items(commits)]
@@ -76,7 +77,9 @@ async def one(reader: Reader, request: Request) -> Page:
             "job": detail,
             "rounds": rounds,
             "told": told,
-            "timeline": attempt(lambda: drawings.timeline(_items(parts), _items(incidents), saved)),
+            "timeline": attempt(
+                lambda: drawings.timeline(_items(parts), _items(incidents), saved, _items(slow))
+            ),
             "parts_read": parts,
             "goodput": goodput,
             "shares": attempt(
@@ -88,8 +91,9 @@ async def one(reader: Reader, request: Request) -> Page:
             "incidents": incidents,
             "decisions": decisions,
             "saves": saves,
-            "slow": _items(slow),
-            "is_at_work": detail["state"] in AT_WORK,
+            "slow": [finding for finding in _items(slow) if finding["state"] == "open"][:5],
+            "waits": told[0]["waiting_reason"] if told and detail["state"] == "forming" else "",
+            "has_ranks": detail["state"] in WITH_RANKS,
             "is_over": moment(detail["ended_at"]) is not None and detail["state"] in OVER,
         },
     )

@@ -2,6 +2,7 @@
 
 from starlette.requests import Request
 
+from everstep.job_states import AT_WORK
 from everstep_services.history.dashboard.pages.page import Page, filters, whole, without_cursor
 from everstep_services.history.dashboard.rest import Reader, path_of, together
 
@@ -36,6 +37,7 @@ async def ranks(reader: Reader, request: Request) -> Page:
             "title": f"Ranks of {job}",
             "live": f"job={job}",
             "job": detail,
+            "is_at_work": detail["state"] in AT_WORK,
             "ranks": now,
             "timings": some,
             "measure": measure,

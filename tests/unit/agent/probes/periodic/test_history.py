@@ -97,6 +97,8 @@ def test_beats_show_each_probe_with_its_failures_in_a_row() -> None:
     probe.runs("ok")
     (passing,) = probe.history.beats
     assert (passing.state, passing.failures, passing.has_failed) == ("ok", 0, True)
+    probe.history.take("nic", results("unsupported")[1:], probe.now)
+    assert [beat.state for beat in probe.history.beats] == ["unsupported"]
 
 
 def test_the_reason_of_a_failure_shows_no_password() -> None:
