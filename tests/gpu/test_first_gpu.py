@@ -25,6 +25,7 @@ from tests.checkpoint_helpers.saved_by import same, saving
 from tests.waiting import until
 from trainer_sdk.bootstrap.torch_hooks import serve_torch
 from trainer_sdk.checkpoint.save.buffers import Buffer
+from trainer_sdk.device.gpu_state import gpu_check
 from trainer_sdk.nvrx.nccl_check import of_release
 
 pytestmark = [
@@ -118,6 +119,27 @@ def test_a_forge_may_ask_whether_there_is_a_gpu() -> None:
     environ = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     done = subprocess.run([sys.executable, "-c", script], env=environ, check=False)
     assert done.returncode == 0
+
+
+def test_a_driver_that_a_module_has_started_spoils_the_fork() -> None:
+    """Proves: `cuInit` by others than torch is seen, and a loaded driver alone is not one."""
+    script = (
+        "import ctypes\n"
+        "from trainer_sdk.bootstrap.preload import _has_started_driver, why_unsafe\n"
+        "assert not _has_started_driver()\n"
+        "driver = ctypes.CDLL('libcuda.so.1')\n"
+        "assert not _has_started_driver()\n"
+        "assert driver.cuInit(0) == 0\n"
+        "assert _has_started_driver() and why_unsafe()\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_short_id_of_a_gpu_is_that_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proves: NVML's and torch's ids are the same, and the beginning of one names its GPU."""
+    uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", uuid[:16])
+    assert gpu_check(0).uuid == uuid
 
 
 def test_the_memory_of_saves_is_pinned(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Imports modules in the forge before it forks, and checks whether it may still fork."""
 
+import ctypes
 import importlib
 import os
 import sys
@@ -18,6 +19,8 @@ _TORCH, _DYNAMO = "torch", "torch._dynamo"
 _DEVICES = ("/dev/nvidia", "/dev/kfd")
 _NVML = "/dev/nvidiactl"
 """All that NVML opens to count devices; CUDA opens each device, and `/dev/nvidia-uvm`."""
+_NOT_STARTED = 3
+"""CUDA_ERROR_NOT_INITIALIZED."""
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With this, `torch.cuda.is_available()` asks NVML, which spoils no fork, and many modules call
 it when they are imported. Ranks do not have it.
@@ -115,12 +118,21 @@ def why_unsafe() -> str:
     if device:
         return f"it has opened {device}"
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
+    if _has_started_driver() or (torch is not None and torch.cuda.is_initialized()):
         return "CUDA is initialised in it"
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return "it has a process group"
     return ""
+
+
+def _has_started_driver() -> bool:
+    """Whether a module has called `cuInit`, as Triton's does: torch does not know of that."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+    except OSError:
+        return False  # nobody has loaded it
+    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _NOT_STARTED)
 
 
 def _open_files() -> Iterator[str]:

@@ -1,6 +1,8 @@
 """Lets a script check the GPU of its rank: by NVML, and by a short computation."""
 
 import importlib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,6 +17,10 @@ _ACTIONS = {
 }  # fmt: skip
 """What the driver asks for, by NVML's numbers of recovery actions. 5 is for an IMEX domain."""
 _SIZE = 256
+
+
+class UnknownGpuError(Exception):
+    """Nobody can tell which of the GPUs that NVML knows is meant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,8 @@ def _by_nvml(number: int) -> GpuCheck | None:
         return GpuCheck("unknown", f"NVML could not be opened: {error}")
     try:
         return _of_device(nvml, number)
+    except UnknownGpuError as error:
+        return GpuCheck("unknown", str(error), number)
     except nvml.NVMLError as error:
         lost = {nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED}
         return GpuCheck("failed" if error.value in lost else "unknown", str(error), number)
@@ -123,16 +131,38 @@ def nvml_handle(nvml: Any, number: int, visible: str | None) -> Any:
     Of a part (MIG) it is that of the whole GPU: a part has no rows, no links and no recovery.
     """
     if visible is None:
-        return nvml.nvmlDeviceGetHandleByIndex(number)
+        return _by_number(nvml, number)
     names = [name.strip() for name in visible.split(",")]
     if number >= len(names):
         return None
     name = names[number]
     if name.isdigit():
-        return nvml.nvmlDeviceGetHandleByIndex(int(name))
-    handle = nvml.nvmlDeviceGetHandleByUUID(name)
-    is_part = name.startswith("MIG-")
-    return nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if is_part else handle
+        return _by_number(nvml, int(name))
+    if name.startswith("MIG-"):
+        part = nvml.nvmlDeviceGetHandleByUUID(name)
+        return nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(part)
+    # CUDA takes the beginning of an id that only one GPU has; NVML does not.
+    alike = [gpu for gpu, uuid in _each(nvml, nvml.nvmlDeviceGetUUID) if uuid.startswith(name)]
+    if len(alike) != 1:
+        raise UnknownGpuError(f"CUDA_VISIBLE_DEVICES={visible}: {name} names {len(alike)} GPUs")
+    return alike[0]
+
+
+def _by_number(nvml: Any, number: int) -> Any:
+    """NVML numbers GPUs by their places on the bus; CUDA by default the fastest first."""
+    handle = nvml.nvmlDeviceGetHandleByIndex(number)
+    models = {model for _, model in _each(nvml, nvml.nvmlDeviceGetName)}
+    if len(models) > 1 and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        raise UnknownGpuError("GPUs differ here: set CUDA_DEVICE_ORDER=PCI_BUS_ID")
+    return handle
+
+
+def _each(nvml: Any, question: Callable[[Any], str | bytes]) -> Iterator[tuple[Any, str]]:
+    """The GPUs that answer, each with its answer: a broken one says nothing about the others."""
+    for number in range(nvml.nvmlDeviceGetCount()):
+        with suppress(nvml.NVMLError):
+            gpu = nvml.nvmlDeviceGetHandleByIndex(number)
+            yield gpu, _text(question(gpu))
 
 
 def _rows(nvml: Any, handle: Any) -> tuple[int, int, bool, bool]:

@@ -78,6 +78,29 @@ def test_hidden_gpus_are_no_gpus(install: Install, monkeypatch: pytest.MonkeyPat
     assert gpu_check(1).state == "no_gpu"
 
 
+def test_the_beginning_of_an_id_names_the_one_gpu_that_has_it(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA takes `GPU-8932f937`, where one GPU has it; NVML looks up whole ids only."""
+    install(Card("GPU-8932f937-d72c"), Card("GPU-89aa0000-1111"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-89aa,GPU-8932f937-d72c,GPU-89")
+    assert gpu_check(0).uuid == "GPU-89aa0000-1111"
+    assert gpu_check(1).uuid == "GPU-8932f937-d72c"
+    assert (gpu_check(2).state, gpu_check(2).is_usable) == ("unknown", True)
+    assert "GPU-89 names 2 GPUs" in gpu_check(2).reason
+
+
+def test_numbers_of_unlike_gpus_need_the_order_of_the_bus(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default CUDA's number 0 is the fastest, and NVML's the first on the bus."""
+    install(Card("GPU-a", name="NVIDIA T4", recovery_action=1), Card("GPU-b"))
+    assert gpu_check(0).state == "unknown"
+    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in gpu_check(0).reason
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    assert (gpu_check(0).state, gpu_check(1).uuid) == ("failed", "GPU-b")
+
+
 def test_a_part_of_a_gpu_is_as_broken_as_the_gpu(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:

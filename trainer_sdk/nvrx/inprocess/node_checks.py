@@ -9,7 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainer_sdk.device.gpu_state import device_number, field_of, gpu_check, nvml_handle
+from trainer_sdk.device.gpu_state import (
+    UnknownGpuError,
+    device_number,
+    field_of,
+    gpu_check,
+    nvml_handle,
+)
 from trainer_sdk.environment import environ
 from trainer_sdk.nvrx.inprocess.plugins import (
     CudaHealthCheck,
@@ -133,7 +139,7 @@ def _of_gpu(number: int | None, question: Callable[[Any, Any], _Answer]) -> _Ans
     try:
         handle = nvml_handle(nvml, device_number(number), environ.get("CUDA_VISIBLE_DEVICES"))
         return None if handle is None else question(nvml, handle)
-    except nvml.NVMLError:
+    except (nvml.NVMLError, UnknownGpuError):
         return None
     finally:
         nvml.nvmlShutdown()
