@@ -297,7 +297,7 @@ async def test_a_recovery_that_the_same_failure_ended_is_none(
     for round_, is_transient in ((1, None), (2, False), (3, None)):
         name = f"i{round_}"
         await api.add(
-            make("incident_opened", incident=name, job="j", round=round_),
+            make("incident_opened", incident=name, job="j", round=round_, reason="it broke"),
             make("incident_closed", incident=name, job="j", outcome="recovered", trigger="",
                  reason="it broke; it stepped", next_round=round_ + 1),
             make("verdict_reached", incident=name, job="j", fingerprint="same",
@@ -310,7 +310,7 @@ async def test_a_recovery_that_the_same_failure_ended_is_none(
         assert (await get(reader, f"jobs/j/incidents/{name}"))["outcome"] == outcome
     repeated = await get(reader, "incidents", outcome=["repeated"])
     assert [one["headline"] for one in repeated["items"]] == [
-        "it broke; it stepped; then the same failure ended round 2"
+        "it broke; then round 2 ended in the same way"
     ]
 
 

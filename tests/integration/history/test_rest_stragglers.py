@@ -339,6 +339,10 @@ async def test_a_heat_map_is_kept_when_straggler_has_forgotten_its_job(
     assert (header["ranks"], header["nodes"]) == ([0, 1], [["n1", 1], ["n2", 1]])
     assert header["found"] == [[1, "open"]]
     assert (await problem(reader, "jobs/j/heat-map", measure="waited"))[0] == 503
+    straggler = Straggler()  # it has restarted, and knows the job by its document
+    straggler.parts = {0: heat_map_part(0, (), [], windows=())}
+    async with answering(api, straggler):
+        assert (await reader.get("jobs/j/heat-map")).content == answer.content
 
 
 async def test_while_straggler_is_away_one_line_says_so_and_the_record_still_answers(

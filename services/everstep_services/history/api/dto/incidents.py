@@ -30,6 +30,8 @@ _OPEN = {
 def headlines(shown: Mapping[str, Any]) -> dict[str, str | None]:
     """The headline of an incident, and the first report where the verdict names others."""
     told = shown["story"] or shown["reason"]
+    if shown["outcome"] == "repeated":
+        told = f"{shown['reason']}; then round {shown['next_round']} ended in the same way"
     headline = culprit_headline(shown, shown["rank"], shown["node"])
     return {"headline": headline or told, "first_report": shown["reason"] if headline else None}
 

@@ -84,11 +84,14 @@ async def get_heat_map(
 ) -> Response:
     """The same as `timings`, for all ranks at once, in a hundredth of the bytes."""
     await check_known(context, job)
+    is_recorded = measure_of(asked.measure, asked.section) == "own"
     try:
         parts = await _parts(context, job, asked)
+        if is_recorded and not parts[-1].windows:  # it has restarted since
+            parts = await _recorded(context, job) or parts
     except ProblemError:  # straggler is away, or has forgotten the job
         parts = await _recorded(context, job)
-        if not parts or measure_of(asked.measure, asked.section) != "own":
+        if not parts or not is_recorded:
             raise
     is_packed = "gzip" in accept_encoding
     round_, is_by_time = parts[-1].round, parts[-1].is_by_time

@@ -243,8 +243,6 @@ def _conditions(asked: IncidentFilter) -> list[ColumnElement[bool]]:
 
 def _incident(row: Record) -> dict[str, Any]:
     shown = present(row)
-    if row["outcome"] == "repeated":
-        shown["story"] = f"{row['story']}; then the same failure ended round {row['next_round']}"
     ledger = None if row["closed_fact"] is None else LedgerOut(**shown)
     return {**shown, **headlines(shown), "ledger": ledger}
 
