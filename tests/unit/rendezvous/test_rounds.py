@@ -240,6 +240,9 @@ def test_without_a_spare_the_job_waits_and_then_gives_up_with_the_names() -> Non
     assert world.of(RoundWaiting)[-1].missing == ("n1",)
     world.tick(60)
     assert (world.doc.phase, world.doc.exit_code) == ("stopped", 92)
+    (closed,) = world.of(IncidentClosed)
+    assert closed.reason.startswith("n1 is gone"), "what began it, and then what ended it"
+    assert "1 of 2 nodes joined within 60 s" in closed.reason
     assert "n1" in world.doc.reason
     assert not world.of(JobEnded)
 

@@ -166,6 +166,9 @@ def gist(fact: Mapping[str, Any]) -> str:
     if fact["kind"] == "rank_exited":
         end = body.get("signal") or f"exit code {body.get('exit_code')}"
         return f"rank {body.get('rank')} ended: {end}"
+    if fact["kind"] == "node_check_finished":
+        health = {True: "healthy", False: "unhealthy"}.get(body.get("is_healthy"), "not known")
+        return f"{words(body.get('occasion'))}: {health}"
     if fact["kind"] == "heat_map_drawn":
         return f"the own times of ranks in the last {len(body.get('windows', ()))} windows"
     text = body.get("reason") or body.get("summary") or body.get("state")

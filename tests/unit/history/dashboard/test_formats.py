@@ -46,3 +46,5 @@ def test_a_fact_without_a_reason_says_what_it_is_about() -> None:
     windows = {"windows": [[1, 64], [65, 128]], "round": 1}
     assert gist({"kind": "heat_map_drawn", "body": windows}).endswith("the last 2 windows")
     assert gist({"kind": "bus_set_up", "body": {}}) == ""
+    check = {"kind": "node_check_finished", "body": {"occasion": "join", "is_healthy": False}}
+    assert gist(check) == "join: unhealthy"
