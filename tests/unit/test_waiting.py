@@ -20,6 +20,7 @@ PACED = {
     "cluster/test_drills.py",
     "cluster/test_trainings.py",
     "corpus/injected/standstills.py",
+    "e2e/test_database_failover.py",
 }
 """They make a load at a rate, let a fixed time pass, or sleep on purpose."""
 

@@ -132,16 +132,19 @@ class NatsBus:
         about = {"everstep.job": subjects.job_of(subject)}
         with spans.span(f"deliver {tag_of(message)}", "client", about):
             is_there = await _deliver(self._jetstream, subject, message, within_s=within_s)
-        servers = self._connection.choice
-        if not is_there and servers.is_cluster:
-            changed_s = asyncio.get_running_loop().time() - servers.changed_at
-            if changed_s < SERVER_GRACE_S:
-                raise BusUnreachableError(
-                    f"nobody subscribes to {subject}, but a server of the bus went or came "
-                    f"{changed_s:.1f} s ago: its clients may be alive"
-                )
+        if not is_there and self._connection.choice.is_cluster:
+            self._refuse_if_changed(subject)
             await self.prove_servers()
+            self._refuse_if_changed(subject)  # the proof waits until a short cut has healed
         return is_there
+
+    def _refuse_if_changed(self, subject: str) -> None:
+        changed_s = asyncio.get_running_loop().time() - self._connection.choice.changed_at
+        if changed_s < SERVER_GRACE_S:
+            raise BusUnreachableError(
+                f"nobody subscribes to {subject}, but a server of the bus went or came "
+                f"{changed_s:.1f} s ago: its clients may be alive"
+            )
 
     # -- facts -----------------------------------------------------------------------------
 
