@@ -53,7 +53,7 @@ def verdict(dependencies: Sequence[Mapping[str, Any]]) -> list[str]:
         named = ", ".join(unknown[:_NAMED_MOST]) + (", …" if len(unknown) > _NAMED_MOST else "")
         flaws.append(
             f"{len(unknown)} of {len(dependencies)} packages could not be looked up, as the index "
-            f"has no list of flaws for them: {named}"
+            f"has no list of flaws for them; run it where https://pypi.org answers: {named}"
         )
     return flaws
 
@@ -79,10 +79,19 @@ def _audited(venv: Path, packages: Path) -> Sequence[Mapping[str, Any]]:
         pip = [str(tool / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input"]
         subprocess.run([*pip, "-qq", "install", _PIP_AUDIT], check=True)
     command = [str(tool / "pip-audit"), "--path", str(packages), "--skip-editable", "-f", "json"]
-    answer = subprocess.run(
-        [*command, "--progress-spinner", "off"], stdout=subprocess.PIPE, check=False
+    answer = subprocess.run(  # its summary knows nothing of packages that it could not look up
+        [*command, "--progress-spinner", "off"], capture_output=True, check=False
     )
-    found: Sequence[Mapping[str, Any]] = json.loads(answer.stdout)["dependencies"]
+    return dependencies(answer.stdout, answer.stderr)
+
+
+def dependencies(out: bytes, complaints: bytes) -> Sequence[Mapping[str, Any]]:
+    """The packages that pip-audit has looked for; exits with its last line if it found none out."""
+    try:
+        found: Sequence[Mapping[str, Any]] = json.loads(out)["dependencies"]
+    except ValueError:
+        last = (complaints.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+        raise SystemExit(f"pip-audit could not look the packages up: {last}") from None
     return found
 
 

@@ -3,7 +3,7 @@
 import os
 import socket
 from collections.abc import Mapping
-from typing import Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -13,31 +13,35 @@ class WireLine(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower, omit_de
 
 
 # From a rank to its agent, one datagram each. A rank writes the JSON by hand: see
-# bootstrap/agent_link.py.
+# bootstrap/agent_link.py. Any process of the job may send it: numbers have the bounds of facts.
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
+_Code = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**32)]
+_Seconds = Annotated[float, msgspec.Meta(ge=-1e10, le=1e10)]
 
 
 class Up(WireLine, frozen=True, kw_only=True):
     """A rank is about to run the user's script."""
 
-    round: int
-    rank: int
-    pid: int
+    round: _Count
+    rank: _Count
+    pid: _Count
 
 
 class Stepped(WireLine, frozen=True, kw_only=True):
     """A rank has finished its first step of the round."""
 
-    round: int
-    rank: int
-    step: int
+    round: _Count
+    rank: _Count
+    step: _Count
 
 
 class ScriptFinished(WireLine, frozen=True, kw_only=True, tag="ended"):
     """The script has ended; its process has not exited yet."""
 
-    round: int
-    rank: int
-    code: int
+    round: _Count
+    rank: _Count
+    code: _Code
     """The exit code of the process, as far as the script decides it."""
     error: bool = False
     """`error.json` has the exception."""
@@ -46,33 +50,33 @@ class ScriptFinished(WireLine, frozen=True, kw_only=True, tag="ended"):
 class Paused(WireLine, frozen=True, kw_only=True):
     """The script asks the agent not to judge the rank for a while."""
 
-    round: int
-    rank: int
+    round: _Count
+    rank: _Count
     reason: str = ""
-    for_s: float | None = None
+    for_s: _Seconds | None = None
 
 
 class Resumed(WireLine, frozen=True, kw_only=True):
     """The agent may judge the rank again."""
 
-    round: int
-    rank: int
-    step: int
+    round: _Count
+    rank: _Count
+    step: _Count
 
 
 class StopSeen(WireLine, frozen=True, kw_only=True, tag="stopping"):
     """The script has seen, after this step, that it should stop."""
 
-    round: int
-    rank: int
-    step: int
+    round: _Count
+    rank: _Count
+    step: _Count
 
 
 class Requested(WireLine, frozen=True, kw_only=True):
     """The script makes a request, which the control plane decides."""
 
-    round: int
-    rank: int
+    round: _Count
+    rank: _Count
     kind: Literal["exclude", "stop"]
     """Exclude this node from the next round; stop the job."""
     reason: str = ""
@@ -81,18 +85,18 @@ class Requested(WireLine, frozen=True, kw_only=True):
 class Injected(WireLine, frozen=True, kw_only=True):
     """The script injects a fault now."""
 
-    round: int
-    rank: int
+    round: _Count
+    rank: _Count
     fault: str
-    lasts_s: float | None = None
+    lasts_s: _Seconds | None = None
     target: str = ""
 
 
 class Checkpointed(WireLine, frozen=True, kw_only=True):
     """An event of a checkpoint."""
 
-    round: int
-    rank: int
+    round: _Count
+    rank: _Count
     event: str
     """Such as `save_started`, `committed` or `image`; an agent ignores events it does not know."""
     body: dict[str, Any]
@@ -102,22 +106,22 @@ class Checkpointed(WireLine, frozen=True, kw_only=True):
 class Hung(WireLine, frozen=True, kw_only=True):
     """The rank stands still, and the monitor of its in-process restart ends it now."""
 
-    round: int
-    rank: int
-    limit_s: float
+    round: _Count
+    rank: _Count
+    limit_s: Annotated[float, msgspec.Meta(gt=0, le=1e10)]
     """The wrapper's `hard_timeout`, which has passed without progress."""
 
 
 class Restarted(WireLine, frozen=True, kw_only=True):
     """All ranks have restarted in their processes because of this rank."""
 
-    round: int
-    rank: int
+    round: _Count
+    rank: _Count
     reason: str
     """What the rank did."""
-    waited_s: float
+    waited_s: _Seconds
     """How long it had made no progress; 0 if it raised an exception."""
-    took_s: float
+    took_s: _Seconds
     """The time from there until all ranks had met again."""
     is_without: bool = False
     """Ranks are gone, and the others go on without them; this rank is one of those that go on."""
@@ -134,9 +138,9 @@ SessionMessage = (
 class Deferred(WireLine, frozen=True, kw_only=True):
     """The rank has deferred a signal that would have ended it."""
 
-    round: int
-    rank: int
-    number: int
+    round: _Count
+    rank: _Count
+    number: Annotated[int, msgspec.Meta(ge=1, le=64)]
 
 
 Datagram = Up | Stepped | ScriptFinished | Deferred | SessionMessage

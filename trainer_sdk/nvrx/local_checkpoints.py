@@ -256,6 +256,13 @@ class LocalCheckpointManager(BaseCheckpointManager):
             path = _file_of(place)
             if record.world_size != self._ranks.world_size or not path.is_file():
                 continue
+            try:
+                foreign = [each for each in (place.parent, place, path) if not _is_own(each)]
+            except FileNotFoundError:
+                continue  # another rank has just removed it
+            if foreign:
+                warn(f"{foreign[0]} is not used: it belongs to another user", rank=self.rank)
+                continue
             id_ = (record.iteration, record.owner, self.session_id)
             if id_ not in self._places or path.parent == self.local_ckpt_dir:
                 self._places[id_] = path, record.file
@@ -266,7 +273,7 @@ class LocalCheckpointManager(BaseCheckpointManager):
             raise FileNotFoundError(f"{ckpt_id} is not on this node")
         path, record = self._places[ckpt_id]
         check(path, record)
-        # The file is what this job has written into its own folder: its hash has just been checked.
+        # This user has written the file, and its hash has just been checked.
         state: TensorAwareStateDict = torch.load(path, map_location="cpu", weights_only=False)
         return state
 
@@ -317,6 +324,11 @@ class LocalCheckpointManager(BaseCheckpointManager):
                 record = msgspec.json.decode(read_regular(place), type=_LocalRecord)
                 if (record.session, record.job) == (self.session_id, self._job):
                     yield place, record
+
+
+def _is_own(path: Path) -> bool:
+    """Whether nobody else can have put it there: a state of the script's own is code."""
+    return path.lstat().st_uid == os.geteuid()
 
 
 def _record_of(path: Path) -> Path:

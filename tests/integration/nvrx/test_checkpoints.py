@@ -351,6 +351,18 @@ def test_local_checkpoints_are_found_loaded_and_replaced(tmp_path: Path) -> None
     assert LocalCheckpointManager(tmp_path / "node").find_latest() == -1
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+@pytest.mark.parametrize("foreign", [".", "iter_0000001_0_local.pt", "iter_0000001_0_local.json"])
+def test_what_another_user_has_put_there_is_not_unpickled(
+    tmp_path: Path, foreign: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manager = LocalCheckpointManager(tmp_path / "node")
+    manager.save(local(1), 1)
+    os.chown(manager.local_ckpt_dir / foreign, 1234, 1234)
+    assert LocalCheckpointManager(tmp_path / "node").find_latest() == -1
+    assert "belongs to another user" in capsys.readouterr().err
+
+
 def test_an_asynchronous_local_save_counts_once_it_is_finalized(
     tmp_path: Path, queue: AsyncCallsQueue
 ) -> None:

@@ -3,7 +3,9 @@
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 
-from tools.audit import materials, verdict
+import pytest
+
+from tools.audit import dependencies, materials, verdict
 
 FINE = {"name": "torch", "version": "2.13.0", "vulns": []}
 FLAWED = {
@@ -27,6 +29,12 @@ def test_packages_that_nobody_could_look_up_do_not_pass() -> None:
     (line,) = verdict([FINE, UNKNOWN, OURS])
     assert line.startswith("1 of 3 packages could not be looked up")
     assert line.endswith(": pad")
+
+
+def test_an_audit_that_failed_says_why_in_one_line() -> None:
+    assert dependencies(b'{"dependencies": []}', b"No known vulnerabilities found\n") == []
+    with pytest.raises(SystemExit, match="packages up: it cannot be resolved$"):
+        dependencies(b"", b"Traceback (most recent call last):\nit cannot be resolved\n")
 
 
 def test_the_bill_names_each_installed_package_once() -> None:

@@ -32,7 +32,7 @@ async def gpus(
     if not await asyncio.to_thread(is_here):
         return None
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", __name__, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL
+        sys.executable, "-P", "-m", __name__, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL
     )
     try:
         assert process.stdout is not None

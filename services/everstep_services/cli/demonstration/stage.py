@@ -153,7 +153,7 @@ def _everstep(arguments: list[str], state: StateDir, log: Path) -> "subprocess.P
     with log.open("ab") as file:
         return subprocess.Popen(  # noqa: S603  ourselves
             [
-                *(sys.executable, "-m", "everstep_services.cli"),
+                *(sys.executable, "-P", "-m", "everstep_services.cli"),
                 *(command, "--state-dir", str(state.path), *rest),
             ],
             stdin=subprocess.DEVNULL,

@@ -100,7 +100,7 @@ def _ask_torch(kind: str, python: str, environ: Mapping[str, str]) -> int:
         )
     try:
         done = subprocess.run(  # noqa: S603  our own text, and a word that is an identifier
-            [python, "-c", _BY_TORCH, kind],
+            [python, "-P", "-c", _BY_TORCH, kind],
             capture_output=True, text=True, timeout=_WITHIN_S, check=False, env=dict(environ),
         )  # fmt: skip
         number = int(done.stdout.strip() or 0) if done.returncode == 0 else 0

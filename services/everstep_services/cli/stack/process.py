@@ -129,7 +129,7 @@ def detached(invocation: Invocation, api_port: int | None, bus_host: str) -> int
     state.create()
     read, write = os.pipe()
     command = [
-        *(sys.executable, "-m", "everstep_services.cli", "up"),
+        *(sys.executable, "-P", "-m", "everstep_services.cli", "up"),
         *("--state-dir", str(state.path), "--report-to", str(write)),
         *("--bus-host", bus_host),
         *_flags(invocation, api_port),

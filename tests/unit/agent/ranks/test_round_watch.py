@@ -102,6 +102,31 @@ def test_other_rounds_other_ranks_and_noise_are_not_heard(watch: RoundWatch) -> 
     assert watch.bad_datagrams == 4
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        '"type":"deferred","number":0',
+        '"type":"deferred","number":1000',
+        f'"type":"deferred","number":{2**70}',
+        '"type":"up","pid":-1',
+        f'"type":"up","pid":{2**70}',
+        f'"type":"stepped","step":{2**63}',
+        '"type":"ended","code":1e300',
+        '"type":"hung","limit_s":0',
+        '"type":"hung","limit_s":1e308',
+        '"type":"paused","for_s":1e308',
+        '"type":"restarted","reason":"","waited_s":-1e308,"took_s":0',
+    ],
+)
+def test_numbers_that_no_rank_has_go_no_further(watch: RoundWatch, fields: str) -> None:
+    """A process of the job, or a rank in another's name, may send any: the warden died of one."""
+    told: list[tuple[int, int]] = []
+    watch._deferred = lambda rank, number: told.append((rank, number))
+    watch.spawned(SPAWNED, now=100.5)
+    watch.on_datagram(f'{{{fields},"round":4,"rank":0}}'.encode(), 101.0)
+    assert (events(watch), told, watch.bad_datagrams) == ([], [], 1)
+
+
 def test_a_signal_without_a_name_has_its_number(watch: RoundWatch) -> None:
     watch.spawned(SPAWNED, now=100.5)
     watch.gone(GONE, now=102.0)

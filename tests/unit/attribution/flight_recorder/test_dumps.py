@@ -313,6 +313,19 @@ def test_a_bomb_ends_its_reader_and_nothing_else(tmp_path: Path, content: bytes)
     assert unreadable[9] == "it is empty"
 
 
+def test_readers_import_nothing_from_the_present_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever looks at the dumps of others stands in a folder of others."""
+    fake.write(_dumps(), tmp_path)
+    for module in ("multiprocessing", "msgspec", "runpy", "signal", "struct"):
+        (tmp_path / f"{module}.py").write_text(f"open('ran-{module}', 'w')\nraise SystemExit(1)\n")
+    monkeypatch.chdir(tmp_path)
+    read = list(read_dumps(find_dumps(tmp_path).files))
+    assert [one.rank for one in read if isinstance(one, RankSummary)] == [0, 1, 2, 3]
+    assert list(tmp_path.glob("ran-*")) == []
+
+
 def test_a_file_that_vanishes_is_left_out(tmp_path: Path) -> None:
     fake.write(_dumps(), tmp_path)
     files = [*find_dumps(tmp_path).files, DumpFile(tmp_path / "_dump_7.json", 7)]

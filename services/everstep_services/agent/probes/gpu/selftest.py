@@ -16,6 +16,7 @@ _SLOW = 0.8
 """A GPU below this share of its siblings' median is slow."""
 _HANGS_S = 30.0
 """A GPU whose exercise lasts this long hangs; before, it may be a slow start."""
+_EXERCISE = "everstep_services.agent.probes.gpu.exercise"
 _ENDS = (0, NOTHING_TO_DO)
 _MARGIN_S = 5.0
 """The check gives up this long before its deadline, so that it can report its progress."""
@@ -34,7 +35,7 @@ class GpuSelfTestProbe:
     def examine(self, look: Look) -> Sequence[CheckResult]:
         """One result for each GPU."""
         until_s = max(1.0, look.settings.selftest_within_s - _MARGIN_S)
-        command = [sys.executable, "-m", "everstep_services.agent.probes.gpu.exercise"]
+        command = [sys.executable, "-P", "-m", _EXERCISE]
         arguments = [str(look.settings.selftest_s), *self._devices]
         # it stays in the process group of the examination, and ends with it
         with subprocess.Popen(  # noqa: S603  our own module

@@ -27,7 +27,7 @@ async def compare(
     """Be one end, in a process of its own; the two meet where the listener has listened."""
     arguments = (str(int(is_peer)), to.host, str(to.port), backend, str(within_s))
     program = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", __name__, *arguments,
+        sys.executable, "-P", "-m", __name__, *arguments,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
