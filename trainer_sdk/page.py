@@ -237,6 +237,13 @@ _NEVER_NEGATIVE = (
     layout.WARMUP_GIVEN,
     layout.EXIT_CODE,
 )
+_MOST = {
+    layout.PID: 1 << 22,  # Linux has none above
+    **dict.fromkeys(
+        (layout.ROUND, layout.RANK, layout.STEP, layout.STEPS, layout.TOTAL_STEPS), 2**53 - 1
+    ),
+}
+"""What passes these ends the watch of a process, or is refused as a fact."""
 _ENDS = layout.ENDS_ENTRIES
 _CPU = (layout.SECTION_CPU_COUNT, layout.CPU_AT, layout.CPU_ENTRIES)
 _DEVICE = (layout.SECTION_DEVICE_COUNT, layout.DEVICE_AT, layout.DEVICE_ENTRIES)
@@ -257,6 +264,9 @@ def _values(words: "memoryview[int]") -> Iterable[int]:
 def _reading(words: "memoryview[int]") -> PageReading:
     for place in _NEVER_NEGATIVE:
         if words[place] < 0:
+            raise BadPageError(f"its word {place} is {words[place]}")
+    for place, most in _MOST.items():
+        if words[place] > most:
             raise BadPageError(f"its word {place} is {words[place]}")
     return PageReading(
         pid=words[layout.PID],

@@ -202,6 +202,20 @@ def test_a_page_with_another_magic_is_rejected(tmp_path: Path) -> None:
         view.read()
 
 
+@pytest.mark.parametrize(
+    ("place", "number"), [(layout.PID, 1 << 40), (layout.PID, 1 << 62), (layout.STEP, 1 << 60)]
+)
+def test_a_number_that_no_process_and_no_fact_may_have_is_rejected(
+    tmp_path: Path, place: int, number: int
+) -> None:
+    """An agent asks the kernel for this process: a number too large for it ended the agent."""
+    view = make_page(str(tmp_path / "page"))
+    words = map_page(str(tmp_path / "page"))
+    words[place], words[layout.MAGIC_AT] = number, layout.MAGIC
+    with pytest.raises(BadPageError, match=f"its word {place} is {number}"):
+        view.read()
+
+
 def test_a_new_page_is_a_new_file(tmp_path: Path) -> None:
     """A rank of an earlier round cannot write into the page of the next (A3.3)."""
     path = str(tmp_path / "page")

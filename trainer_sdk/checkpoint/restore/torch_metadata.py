@@ -19,7 +19,7 @@ from trainer_sdk.checkpoint.storage.pickle_data import (
     UnreadableBytesError,
 )
 from trainer_sdk.checkpoint.storage.pickled_values import parsed_metadata
-from trainer_sdk.checkpoint.value_kinds import KINDS, expect
+from trainer_sdk.checkpoint.value_kinds import dtype_of, expect, layout_of, size_of
 
 _MODULE = "torch.distributed.checkpoint"
 _DESCRIPTIONS: dict[str, Any] = {
@@ -36,6 +36,8 @@ _DESCRIPTIONS: dict[str, Any] = {
         )
     },
 }
+_PROPERTIES = f"{_MODULE}.metadata.TensorProperties"
+_FORM = f"{_MODULE}.metadata._MEM_FORMAT_ENCODING"
 _FIELDS = {kind: [field.name for field in fields(kind)] for kind in _DESCRIPTIONS.values()}
 _FORMS = (torch.contiguous_format, torch.channels_last, torch.preserve_format)
 """By torch's number for them."""
@@ -58,7 +60,7 @@ def read_metadata(octets: bytes, place: str) -> metadata.Metadata:
 def _made(call: DescribedCall, builder: TreeBuilder) -> Any:  # noqa: PLR0911 - one for each description
     if (kind := _DESCRIPTIONS.get(call.name)) is not None:
         return _description(kind, call.state, builder)
-    if call.name == f"{_MODULE}.metadata.TensorProperties":
+    if call.name == _PROPERTIES:
         dtype, layout, requires_grad, form, pinned = expect(builder.build(call.state), tuple)
         return metadata.TensorProperties(
             expect(dtype, torch.dtype),
@@ -67,17 +69,18 @@ def _made(call: DescribedCall, builder: TreeBuilder) -> Any:  # noqa: PLR0911 - 
             form,
             expect(pinned, bool),
         )
+    if call.name == "torch.Size":
+        builder.budget.spend(len(call.args[0]))  # type: ignore[arg-type]
+        return size_of(*call.args[0])  # type: ignore[misc]  # it refuses all but integers
+    if call.name == _FORM:
+        return _FORMS[expect(call.args[0], int)]
+    if call.name == NAMED:
+        return dtype_of(expect(call.args[0], str).removeprefix("torch."))
+    if call.name == "torch.serialization._get_layout":
+        return layout_of(*map(str, call.args))
     args = builder.each(call.args)
-    if call.name == f"{_MODULE}.metadata._MEM_FORMAT_ENCODING":
-        return _FORMS[args[0]]
     if call.name == "collections.OrderedDict":
         return builder.mapping(call.pairs, OrderedDict(*args))
-    if call.name == "torch.Size":
-        return KINDS["torch.Size"].make(*args[0])
-    if call.name == NAMED:
-        return KINDS["torch.dtype"].make(args[0].removeprefix("torch."))
-    if call.name == "torch.serialization._get_layout":
-        return KINDS["torch.layout"].make(*args)
     return PurePosixPath(*args)
 
 

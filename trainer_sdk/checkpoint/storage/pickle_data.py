@@ -11,7 +11,7 @@ import io
 import pickletools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 STORED = "a storage of torch"
@@ -47,7 +47,7 @@ class DescribedCall:
     args: Sequence[object]
     state: object = None
     """What the pickle would set."""
-    pairs: list[object] = field(default_factory=list)
+    pairs: Sequence[object] = ()
     """What the pickle would put in: key, value, key, value."""
 
 
@@ -128,42 +128,60 @@ class _Interpreter:
     ) -> Any:
         """The one value of the pickle. The first branches are most of a description of torch."""
         at, stack, memo, source = 0, self._stack, self._memo, io.BytesIO(pickled)
-        for number in range(len(pickled)):
-            code = pickled[at]  # IndexError: it is cut short
-            at += 1
-            if code == _MEMOIZE:
-                memo[len(memo)] = stack[-1]
-            elif code == _BINGET:
-                stack.append(memo[pickled[at]])
+        while True:
+            self._budget.spend(_CHECKED_EVERY)
+            for _ in range(_CHECKED_EVERY):
+                code = pickled[at]  # IndexError: it is cut short
                 at += 1
-            elif code == _LONG_BINGET:
-                stack.append(memo[int.from_bytes(pickled[at : at + 4], "little")])
-                at += 4
-            elif code == _SHORT_BINUNICODE:
-                begin = at + 1
-                at = begin + pickled[at]
-                stack.append(str(pickled[begin:at], "utf-8", "surrogatepass"))
-            elif code == _BININT1:
-                stack.append(pickled[at])
-                at += 1
-            elif code == _EMPTY_TUPLE:
-                stack.append(())
-            elif code == _EMPTY_DICT:
-                stack.append(Pairs([]))
-            elif code == _STOP:
-                return stack.pop()
-            else:
-                step, read = _BY_CODE[code]
-                if read is None:
-                    step(self, None)
+                if code == _MEMOIZE:
+                    memo[len(memo)] = stack[-1]
+                elif code == _BINGET:
+                    stack.append(memo[pickled[at]])
+                    at += 1
+                elif code == _LONG_BINGET:
+                    stack.append(memo[int.from_bytes(pickled[at : at + 4], "little")])
+                    at += 4
+                elif code == _BININT1:
+                    stack.append(pickled[at])
+                    at += 1
+                elif code in _CALLS:
+                    args, called = stack.pop(), stack[-1]
+                    if type(called) is not Name or type(args) is not tuple:
+                        raise UnreadableBytesError("it calls what has no name")
+                    stack[-1] = DescribedCall(called.text, args)
+                elif code == _EMPTY_TUPLE:
+                    stack.append(())
+                elif code == _MARK:
+                    self._outer.append(stack)
+                    stack = self._stack = []
+                elif code == _BUILD:
+                    self._change(stack.pop(), stack[-1])
+                elif code == _TUPLE1:
+                    stack[-1] = (stack[-1],)
+                elif code == _TUPLE2:
+                    second = stack.pop()
+                    stack[-1] = (stack[-1], second)
+                elif code == _SETITEMS:
+                    items, stack = stack, self._outer.pop()
+                    self._stack = stack
+                    self._put(stack[-1], items)
+                elif code == _EMPTY_DICT:
+                    stack.append(Pairs([]))
+                elif code == _SHORT_BINUNICODE:
+                    begin = at + 1
+                    at = begin + pickled[at]
+                    stack.append(str(pickled[begin:at], "utf-8", "surrogatepass"))
+                elif code == _STOP:
+                    return stack.pop()
                 else:
-                    source.seek(at)
-                    step(self, read(source))
-                    at = source.tell()
-                stack = self._stack
-            if not number % _CHECKED_EVERY:
-                self._budget.spend(_CHECKED_EVERY)
-        raise UnreadableBytesError("it is not a pickle: it has no end")
+                    step, read = _BY_CODE[code]
+                    if read is None:
+                        step(self, None)
+                    else:
+                        source.seek(at)
+                        step(self, read(source))
+                        at = source.tell()
+                    stack = self._stack
 
     def recall(self, at: int) -> None:
         self._stack.append(self._memo[at])
@@ -179,10 +197,6 @@ class _Interpreter:
         if number.bit_length() > _MOST_INT_BITS:
             raise UnreadableBytesError(f"it has a number of {number.bit_length()} bits")
         self._stack.append(number)
-
-    def mark(self, _: object) -> None:
-        self._outer.append(self._stack)
-        self._stack = []
 
     def marked(self) -> list[Any]:
         """What is above the last mark."""
@@ -206,20 +220,13 @@ class _Interpreter:
             raise UnreadableBytesError("it has a name that is not a text")
         self.push_name(f"{module} {name}")
 
-    def call(self, _: object) -> None:
-        args, called = self._stack.pop(), self._stack.pop()
-        if type(called) is not Name or type(args) is not tuple:
-            raise UnreadableBytesError("it calls what has no name")
-        self._stack.append(DescribedCall(called.text, args))
-
     def refer(self, _: object) -> None:
         reference = self._stack.pop()
         if type(reference) is not tuple:
             raise UnreadableBytesError("it refers to something outside of itself")
         self._stack.append(DescribedCall(STORED, reference))
 
-    def change(self, _: object) -> None:
-        state, target = self._stack.pop(), self._stack[-1]
+    def _change(self, state: object, target: object) -> None:
         if (
             type(target) is not DescribedCall
             or target.name not in self._changed
@@ -229,11 +236,17 @@ class _Interpreter:
         target.state = state
 
     def put(self, items: list[Any]) -> None:
-        target = self._stack[-1]
-        is_changed = type(target) is DescribedCall and target.name in self._changed
-        if type(target) is not Pairs and not is_changed:
+        self._put(self._stack[-1], items)
+
+    def _put(self, target: object, items: list[Any]) -> None:
+        if type(target) is Pairs:
+            target.pairs.extend(items)
+        elif type(target) is not DescribedCall or target.name not in self._changed:
             raise UnreadableBytesError("it puts keys into something that has none")
-        target.pairs.extend(items)
+        elif type(target.pairs) is list:
+            target.pairs.extend(items)
+        else:
+            target.pairs = items
 
     def append(self, items: list[Any]) -> None:
         if type(self._stack[-1]) is not list:
@@ -275,7 +288,7 @@ _PUSHED = (
     "BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8 STRING BINSTRING SHORT_BINSTRING"
 )
 _STEPS: dict[str, Step] = {
-    # `run` has a branch for MEMOIZE, BININT1, EMPTY_TUPLE and EMPTY_DICT.
+    # `run` has branches for the other opcodes of data.
     **dict.fromkeys(_PUSHED.split(), _Interpreter.push),
     **dict.fromkeys(("BINGET", "LONG_BINGET", "GET"), _Interpreter.recall),
     **dict.fromkeys(("BINPUT", "LONG_BINPUT", "PUT"), _Interpreter.remember),
@@ -288,13 +301,10 @@ _STEPS: dict[str, Step] = {
     "NONE": lambda self, _: self.push(None),
     "NEWTRUE": lambda self, _: self.push(True),  # noqa: FBT003 - a value
     "NEWFALSE": lambda self, _: self.push(False),  # noqa: FBT003 - a value
-    "MARK": _Interpreter.mark,
     "POP": _Interpreter.pop,
     "POP_MARK": lambda self, _: self.marked().clear(),
     "DUP": lambda self, _: self.push(self.top),
     "TUPLE": lambda self, _: self.push(tuple(self.marked())),
-    "TUPLE1": lambda self, _: self.push(tuple(self.take(1))),
-    "TUPLE2": lambda self, _: self.push(tuple(self.take(2))),
     "TUPLE3": lambda self, _: self.push(tuple(self.take(3))),
     "EMPTY_LIST": lambda self, _: self.push([]),
     "LIST": lambda self, _: self.push(self.marked()),
@@ -302,16 +312,12 @@ _STEPS: dict[str, Step] = {
     "APPENDS": lambda self, _: self.append(self.marked()),
     "DICT": lambda self, _: self.push(Pairs(self.marked())),
     "SETITEM": lambda self, _: self.put(self.take(2)),
-    "SETITEMS": lambda self, _: self.put(self.marked()),
     "EMPTY_SET": lambda self, _: self.push(DescribedCall("builtins.set", ([],))),
     "ADDITEMS": lambda self, _: self.add(self.marked()),
     "FROZENSET": lambda self, _: self.push(DescribedCall("builtins.frozenset", (self.marked(),))),
     "GLOBAL": _Interpreter.push_name,
     "STACK_GLOBAL": _Interpreter.push_stacked_name,
-    "REDUCE": _Interpreter.call,
-    "NEWOBJ": _Interpreter.call,
     "BINPERSID": _Interpreter.refer,
-    "BUILD": _Interpreter.change,
 }
 
 
@@ -333,6 +339,9 @@ _MEMOIZE, _STOP = _CODES["MEMOIZE"], _CODES["STOP"]
 _BINGET, _LONG_BINGET = _CODES["BINGET"], _CODES["LONG_BINGET"]
 _SHORT_BINUNICODE, _BININT1 = _CODES["SHORT_BINUNICODE"], _CODES["BININT1"]
 _EMPTY_TUPLE, _EMPTY_DICT = _CODES["EMPTY_TUPLE"], _CODES["EMPTY_DICT"]
+_MARK, _TUPLE1, _TUPLE2 = _CODES["MARK"], _CODES["TUPLE1"], _CODES["TUPLE2"]
+_BUILD, _SETITEMS = _CODES["BUILD"], _CODES["SETITEMS"]
+_CALLS = frozenset({_CODES["REDUCE"], _CODES["NEWOBJ"]})
 
 
 class TreeBuilder:
@@ -353,9 +362,6 @@ class TreeBuilder:
         return node if type(node) in _SCALARS else self._nested(node)
 
     def _nested(self, node: object) -> Any:
-        if isinstance(node, bytearray):
-            self.budget.copy(len(node))
-            return bytearray(node)
         self._depth += 1
         if self._depth > MOST_DEPTH:
             raise UnreadableBytesError(f"its parts are nested more than {MOST_DEPTH} deep")
@@ -369,7 +375,7 @@ class TreeBuilder:
         self._depth -= 1
         return made
 
-    def mapping(self, pairs: list[object], into: dict[Any, Any]) -> dict[Any, Any]:
+    def mapping(self, pairs: Sequence[object], into: dict[Any, Any]) -> dict[Any, Any]:
         """Put keys and values into a dictionary."""
         built = iter(self.each(pairs))
         for key in built:
@@ -382,14 +388,18 @@ class TreeBuilder:
         return [node if type(node) in _SCALARS else self._nested(node) for node in nodes]
 
     def _made(self, node: object) -> Any:
-        if isinstance(node, DescribedCall):
-            return self._make(node, self)
-        if isinstance(node, list):
-            return self.each(node)
-        if isinstance(node, tuple):
-            return tuple(self.each(node))
+        kind = type(node)
+        if kind is DescribedCall:
+            return self._make(node, self)  # type: ignore[arg-type]
+        if kind is tuple:
+            return tuple(self.each(node)) if node else ()  # type: ignore[arg-type]
+        if kind is list:
+            return self.each(node)  # type: ignore[arg-type]
         if isinstance(node, Pairs):
             return self.mapping(node.pairs, {})
         if isinstance(node, Name):
             return self._make(DescribedCall(NAMED, (node.text,)), self)
-        raise UnreadableBytesError(f"it has a part of type {type(node).__name__}")
+        if isinstance(node, bytearray):
+            self.budget.copy(len(node))
+            return bytearray(node)
+        raise UnreadableBytesError(f"it has a part of type {kind.__name__}")
