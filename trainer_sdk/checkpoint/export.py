@@ -26,6 +26,7 @@ from trainer_sdk.checkpoint.storage.folder import sync_folder
 
 SUFFIX = ".safetensors"
 _INDEX = f"model{SUFFIX}.index.json"
+_OTHER_FORMATS = (".bin", ".ckpt", ".gguf", ".h5", ".npz", ".onnx", ".pt", ".pth")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,10 @@ def export(storage: Storage, checkpoint: StoredCheckpoint, to: str, form: Export
             sync_folder(hidden)
         files = (os.path.basename(to),) if is_file else tuple(sorted(os.listdir(hidden)))
         _publish(os.path.join(hidden, f"model{SUFFIX}") if is_file else hidden, to)
-    except (UnfitError, SafetensorError) as error:
+    except UnfitError as error:
         raise StorageError(str(error)) from error
+    except SafetensorError as error:  # what the system says of a file stands in its text only
+        raise StorageError(f"{to} cannot be written, and nothing is left there: {error}") from error
     except OSError as error:
         raise StorageError(f"{to} cannot be written: {error.strerror or error}") from error
     finally:
@@ -82,6 +85,8 @@ def export(storage: Storage, checkpoint: StoredCheckpoint, to: str, form: Export
 
 
 def _exportable(checkpoint: StoredCheckpoint, to: str) -> Manifest:
+    if to.endswith(_OTHER_FORMATS):
+        raise StorageError(f"{to}: safetensors alone are written: name a folder, or a file{SUFFIX}")
     if os.path.lexists(to):
         raise StorageError(f"{to} is there already: nothing was changed; export elsewhere")
     if checkpoint.manifest is None or checkpoint.flaw:
@@ -169,7 +174,7 @@ def _copy(like: str | None, into: str) -> None:
         return
     for name in sorted(os.listdir(like)):
         source = os.path.join(like, name)
-        is_weight = name.endswith((SUFFIX, ".index.json", ".bin", ".pt", ".pth", ".ckpt", ".h5"))
+        is_weight = name.endswith((SUFFIX, ".index.json", *_OTHER_FORMATS))
         if os.path.isfile(source) and not is_weight and not name.startswith("."):
             shutil.copyfile(source, os.path.join(into, name))
             _sync(os.path.join(into, name))

@@ -85,6 +85,7 @@ def test_nothing_is_exported_of_what_is_damaged_quarantined_or_not_there(
         in run(root, 5, to, "--prefix", "other.")[2]
     )
     assert run(root, 6, to)[0] == Exit.NOT_FOUND
+    assert "to.gguf: safetensors alone are written" in run(root, 5, tmp_path / "to.gguf")[2]
     mark = root / "step-000000005" / QUARANTINED
     mark.write_text('{"reason":"nan"}')
     assert "is quarantined: nan; release it first" in run(root, 5, to)[2]
