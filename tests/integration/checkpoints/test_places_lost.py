@@ -1,10 +1,11 @@
 """Places that are links, are not files, or vanish while a training saves into them."""
 
 import os
+import re
 import shutil
 import stat
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +162,50 @@ def test_what_is_no_checkpoint_of_torchs_is_not_taken_over(tmp_path: Path) -> No
         adopt(str(tmp_path / "good"), str(tmp_path / "root"), 1, "local")
     with pytest.raises(StorageError, match=r"has checkpoints of local"):
         adopt(str(tmp_path / "good"), str(tmp_path / "root"), 2, "other")
+
+
+def cut(data: Path) -> None:
+    os.truncate(data, data.stat().st_size - 50)
+
+
+def zeroed(data: Path) -> None:
+    """As a file is whose last blocks were not written before the power failed."""
+    size = data.stat().st_size
+    os.truncate(data, size - 50)
+    os.truncate(data, size)
+
+
+def linked(data: Path) -> None:
+    data.rename(data.with_suffix(".elsewhere"))
+    data.symlink_to(data.with_suffix(".elsewhere"))
+
+
+def fifo(data: Path) -> None:
+    data.unlink()
+    os.mkfifo(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "name", "reason"),
+    [
+        (cut, "__0_0.distcp", r" has \d+ bytes, and . in it ends at \d+ by .metadata"),
+        (zeroed, "__0_0.distcp", r" was written incompletely: the begin or end of "),
+        (linked, "__0_0.distcp", r" .*it is a link to .*elsewhere"),
+        (linked, ".metadata", r" .*it is a link to .*elsewhere"),
+        (fifo, "__0_0.distcp", r" .*it is a FIFO, not a regular file"),
+        (Path.unlink, "__1_0.distcp", r" is missing"),
+    ],
+)
+def test_a_plain_checkpoint_that_is_not_whole_is_not_taken_over(
+    tmp_path: Path, damage: Callable[[Path], None], name: str, reason: str
+) -> None:
+    source, root = tmp_path / "plain", tmp_path / "root"
+    plain(source, {"a": torch.ones(9), "b": torch.ones(1)})
+    metadata = (source / ".metadata").read_bytes()
+    if name == "__1_0.distcp":
+        (source / ".metadata").write_bytes(metadata.replace(b"__0_0.distcp", name.encode()))
+        shutil.copy(source / "__0_0.distcp", source / name)
+    damage(source / name)
+    with pytest.raises(StorageError, match=re.escape(str(source / name)) + reason):
+        adopt(str(source), str(root), 1, "local")
+    assert not root.exists()
