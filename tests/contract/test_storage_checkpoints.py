@@ -1,6 +1,7 @@
 """Checkpoints in a storage: what is there, whether it is what was saved, how they are pulled."""
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -228,6 +229,27 @@ def test_nothing_is_pulled_among_another_jobs_checkpoints(
     storage_for(str(to)).put("owner.json", [msgspec.json.encode({"job": "other"})])
     with pytest.raises(StorageError, match="has checkpoints of other, not of llama"):
         pull(storage, one, str(to))
+
+
+@pytest.mark.parametrize(
+    ("make", "flaw"),
+    [
+        (os.mkfifo, r"cannot be read: it is a FIFO, not a regular file; "),
+        (os.mkdir, r"cannot be read: it is a folder, not a regular file; "),
+        (lambda _: None, r"is missing, and 4096 bytes were saved"),
+    ],
+)
+def test_something_else_in_place_of_a_data_file_is_named(
+    tmp_path: Path, make: Callable[[Path], object], flaw: str
+) -> None:
+    save(str(tmp_path), JOB, 100)
+    data = tmp_path / step_name(100) / "__1_0.distcp"
+    data.unlink()
+    make(data)
+    storage = storage_for(str(tmp_path))
+    one = look(storage, 100)
+    assert one is not None
+    assert f"{data} {flaw}" in verify(storage, one).flaw
 
 
 def test_a_manifest_that_is_no_file_hides_no_other_checkpoint(tmp_path: Path) -> None:

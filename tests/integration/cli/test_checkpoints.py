@@ -229,6 +229,7 @@ def test_a_checkpoint_is_pulled_only_when_it_is_good(run: Run, root: str, tmp_pa
     assert code == Exit.ERROR
     assert "differs from what was saved" in err
     assert steps(to) == [200]
+    assert f"nothing was pulled into {to}: " in err
     assert not list((Path(to) / ".saving").iterdir())
     code, _, err = run("pull", root, "200", "s3://bucket/llama")
     assert code == Exit.USAGE

@@ -37,7 +37,7 @@ from trainer_sdk.checkpoint.restore.target import (
 from trainer_sdk.checkpoint.restore.torch_metadata import read_metadata
 from trainer_sdk.checkpoint.restore.values import read_tensor, read_value
 from trainer_sdk.checkpoint.storage import Storage, StorageError
-from trainer_sdk.checkpoint.storage.port import ByteRange, read_ranges
+from trainer_sdk.checkpoint.storage.port import ByteRange, read_ranges, size_flaw
 from trainer_sdk.checkpoint.torch_format import inside
 
 _BLOCK_BYTES = 16 << 20
@@ -198,9 +198,9 @@ class StoredShards:
         place = f"{self._place}/{file.name}"
         hasher = Hasher()
         try:
-            size = self._storage.size(f"{self._name}/{file.name}")
-            if size != file.size_bytes:
-                raise CorruptError(f"{place} has {size or 0} of {file.size_bytes} bytes")
+            flaw = size_flaw(self._storage, f"{self._name}/{file.name}", file.size_bytes)
+            if flaw:
+                raise CorruptError(flaw)
             for start in range(0, file.size_bytes, _BLOCK_BYTES):
                 length = min(_BLOCK_BYTES, file.size_bytes - start)
                 hasher.update(self._storage.read(f"{self._name}/{file.name}", start, length))

@@ -36,6 +36,7 @@ from trainer_sdk.checkpoint.storage.port import (
     Storage,
     StorageError,
     read_ranges,
+    size_flaw,
 )
 
 OWNER = "owner.json"
@@ -321,12 +322,9 @@ class _Hashed:
         place = f"{self._storage.url}/{self._name}"
         hasher = Hasher()
         try:
-            size = self._storage.size(self._name)
-            if size != self._file.size_bytes:
-                there = "is missing" if size is None else f"has {size} bytes"
-                self.flaw = f"{place} {there}, and {self._file.size_bytes} bytes were saved"
-                return
-            while self.size < size:
+            size = self._file.size_bytes
+            self.flaw = size_flaw(self._storage, self._name, size)
+            while not self.flaw and self.size < size:
                 piece = self._storage.read(
                     self._name, self.size, min(_READ_BYTES, size - self.size)
                 )
@@ -337,7 +335,7 @@ class _Hashed:
         except StorageError as error:
             self.flaw = str(error)
             return
-        if hasher.hexdigest() != self._file.hash:
+        if not self.flaw and hasher.hexdigest() != self._file.hash:
             self.flaw = (
                 f"{place} differs from what was saved: its {ALGORITHM} is {hasher.hexdigest()}, "
                 f"and {self._file.hash} was recorded"

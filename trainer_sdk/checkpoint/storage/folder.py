@@ -271,6 +271,8 @@ def _clear_errors(path: str, done: str) -> Generator[None]:
         raise MissingError(f"{path} is not there") from error
     except OSError as error:
         remedy = _REMEDIES.get(error.errno or 0, "look at the file system")
+        while error.errno == errno.ENOTDIR and not os.path.lexists(path):
+            path = os.path.dirname(path)  # a file stands where a folder is wanted
         kind = IrregularFileError if error.errno == errno.ENXIO else StorageError
         raise kind(f"{path} cannot be {done}: {error.strerror}; {remedy}") from error
 

@@ -107,6 +107,21 @@ def checked(name: str) -> str:
     return name
 
 
+def size_flaw(storage: Storage, name: str, size_bytes: int) -> str:
+    """Why a file is not one of this size; empty if it is."""
+    size = storage.size(name)
+    if size == size_bytes:
+        return ""
+    try:
+        storage.read(name, 0, 0)
+    except IrregularFileError as error:
+        return str(error)
+    except MissingError:
+        size = None
+    there = "is missing" if size is None else f"has {size} bytes"
+    return f"{storage.url}/{name} {there}, and {size_bytes} bytes were saved"
+
+
 class ByteRange(NamedTuple):
     """A range of bytes in a file."""
 

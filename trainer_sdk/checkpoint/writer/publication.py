@@ -44,7 +44,7 @@ from trainer_sdk.checkpoint.storage.names import (
     replaced_name,
     saving_of,
 )
-from trainer_sdk.checkpoint.storage.port import MissingError, Storage
+from trainer_sdk.checkpoint.storage.port import MissingError, Storage, size_flaw
 from trainer_sdk.checkpoint.writer.files import (
     SavePlace,
     failure_name,
@@ -253,11 +253,9 @@ def _check(part: RankPart, identity: Identity, place: SavePlace) -> None:
     if part.identity != identity:
         raise BadManifestError(f"the part of rank {part.rank} is of another save: {part.identity}")
     for file in part.files:
-        size = place.storage.size(f"{place.before}/{file.name}")
-        if size != file.size_bytes:
-            raise BadManifestError(
-                f"{place.path(file.name)} has {size} bytes, not {file.size_bytes}"
-            )
+        flaw = size_flaw(place.storage, f"{place.before}/{file.name}", file.size_bytes)
+        if flaw:
+            raise BadManifestError(flaw)
 
 
 def _publish(order: WriteState, place: SavePlace, manifest: Manifest) -> SaveDone:

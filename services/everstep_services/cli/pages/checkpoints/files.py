@@ -155,7 +155,7 @@ def pull_to(invocation: Invocation, place: str, step: int, to: Path) -> None:
         storage = storage_for(place)
         path, verdict = pull(storage, _one(storage, step), str(to))
     if not verdict.is_good:
-        raise CliError(f"nothing is in {to}: {verdict.flaw}")
+        raise CliError(f"nothing was pulled into {to}: {verdict.flaw}")
     took_s = time.monotonic() - began
     record = {"path": path, "step": step, "size_bytes": verdict.size_bytes, "took_s": took_s}
     if invocation.output is None:

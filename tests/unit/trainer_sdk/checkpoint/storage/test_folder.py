@@ -33,3 +33,11 @@ def test_what_is_not_a_regular_file_is_refused_at_once(
     make(tmp_path / "owner.json")
     with pytest.raises(StorageError, match=f"{tmp_path}/owner.json cannot be read: .*{said}.*; "):
         Folder(str(tmp_path)).read("owner.json")
+
+
+def test_a_file_in_place_of_a_folder_is_named_and_not_the_file_wanted_in_it(tmp_path: Path) -> None:
+    (tmp_path / "step-000000005").write_text("")
+    with pytest.raises(
+        StorageError, match=f"^{tmp_path}/step-000000005 cannot be read: Not a directory; "
+    ):
+        Folder(str(tmp_path)).read("step-000000005/pinned.json")
