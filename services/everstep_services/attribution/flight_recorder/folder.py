@@ -134,9 +134,6 @@ def read_dumps(
     limits = ReaderLimits(memory_bytes, cpu_s)
     wanted = (ReadRequest(bytes(file.path), file.rank) for file in files)
     for file, octets in zip(files, answers(wanted, readers, limits), strict=True):
-        if not octets:
-            yield _too_large(file, limits)
-            continue
         answer = msgspec.msgpack.decode(octets, type=SummaryAnswer)
         yield answer.summary or _unreadable(file, answer.reason)
 
@@ -150,20 +147,9 @@ def read_all_entries(
         ReadRequest(bytes(file.path), file.rank, "entries", verbose, group_world) for file in files
     )
     for file, octets in zip(files, answers(wanted, 1, limits), strict=True):
-        if not octets:
-            yield _too_large(file, limits)
-            continue
         answer = msgspec.msgpack.decode(octets, type=EntriesAnswer)
         yield answer.entries or _unreadable(file, answer.reason)
 
 
 def _unreadable(file: DumpFile, reason: str) -> UnreadableDump:
     return UnreadableDump(name=file.path.name, reason=reason, rank=file.rank)
-
-
-def _too_large(file: DumpFile, limits: ReaderLimits) -> UnreadableDump:
-    reason = (
-        f"it ended its reader, which may take {limits.memory_bytes >> 20} MiB and "
-        f"{limits.cpu_s} s of a processor: no dump needs as much"
-    )
-    return _unreadable(file, reason)

@@ -8,8 +8,10 @@ The readers import nothing from the present folder, which may be that of the dum
 import gc
 import os
 import resource
+import signal
 import subprocess
 import sys
+import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -63,7 +65,7 @@ class EntriesAnswer(msgspec.Struct):
 
 
 def answers(requests: Iterable[ReadRequest], readers: int, limits: ReaderLimits) -> Iterator[bytes]:
-    """The answer to each request, in order; empty where the file ended its reader."""
+    """The answer to each request, in order; also where a reader ended without one."""
     idle: SimpleQueue[_Reader] = SimpleQueue()
     every = [_Reader(limits) for _ in range(readers)]
     for reader in every:
@@ -97,6 +99,7 @@ class _Reader:
     def __init__(self, limits: ReaderLimits) -> None:
         self._limits = limits
         self._process: subprocess.Popen[bytes] | None = None
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
 
     def answer(self, request: ReadRequest) -> bytes:
         if self._process is None:
@@ -104,7 +107,7 @@ class _Reader:
                 [sys.executable, "-P", "-m", __name__, *map(str, self._limits)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
+                stderr=self._errors,
             )
         process = self._process
         assert process.stdin is not None, "a pipe"
@@ -116,13 +119,32 @@ class _Reader:
             octets = b""
         if not octets:
             process.kill()
-            self.close()
+            self._end()
+            return msgspec.msgpack.encode(SummaryAnswer(reason=self._why_ended(process.returncode)))
         return octets
 
     def close(self) -> None:
+        self._end()
+        self._errors.close()
+
+    def _end(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             process.communicate()
+
+    def _why_ended(self, code: int) -> str:
+        self._errors.seek(0)
+        error = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+        self._errors.seek(0)
+        self._errors.truncate()
+        if code == -signal.SIGXCPU or error.startswith("MemoryError"):
+            return (
+                f"it ended its reader, which may take {self._limits.memory_bytes >> 20} MiB and "
+                f"{self._limits.cpu_s} s of a processor: no dump needs as much"
+            )
+        if code < 0:
+            return f"its reader was ended by {signal.Signals(-code).name}"
+        return f"its reader failed: {error}"[:_REASON_MOST]
 
 
 def _write(pipe: IO[bytes], octets: bytes) -> None:

@@ -326,6 +326,17 @@ def test_readers_import_nothing_from_the_present_folder(
     assert list(tmp_path.glob("ran-*")) == []
 
 
+def test_a_reader_that_fails_by_itself_blames_no_dump(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "_dump_0.json").write_text("{}")
+    (tmp_path / "msgspec.py").write_text("raise RuntimeError('half installed')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (read,) = read_dumps(find_dumps(tmp_path).files)
+    assert isinstance(read, UnreadableDump)
+    assert read.reason == "its reader failed: RuntimeError: half installed"
+
+
 def test_a_file_that_vanishes_is_left_out(tmp_path: Path) -> None:
     fake.write(_dumps(), tmp_path)
     files = [*find_dumps(tmp_path).files, DumpFile(tmp_path / "_dump_7.json", 7)]
