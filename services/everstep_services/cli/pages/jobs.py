@@ -40,7 +40,7 @@ JOB_COLUMNS = (
     "job", "state", "round", "restarts", "incidents", "world_size", "last_step", "updated_at",
 )  # fmt: skip
 INCIDENT_COLUMNS = (
-    "incident", "job", "opened_at", "outcome", "lasted", "lost_steps", "node", "rank", "reason",
+    "incident", "job", "opened_at", "outcome", "lasted", "lost_steps", "node", "rank", "headline",
 )  # fmt: skip
 _TOO_MUCH_FOR_A_SCREEN = frozenset({"lost_steps", "rank"})
 _SHOWN = 5
@@ -91,7 +91,7 @@ def print_incidents(
         left_out = _TOO_MUCH_FOR_A_SCREEN | ({"job"} if job else set())
         columns = [item for item in columns if item not in left_out]
         records = (_incident(item, SHORT_ID) for item in records)
-    elif invocation.output is None:
+    elif invocation.output in {None, "wide"}:
         records = (_incident(item, None) for item in records)
     print_records(invocation, "incident", records, columns)
 
@@ -266,8 +266,10 @@ def _incident_row(incident: Record) -> tuple[object, ...]:
 
 
 def _incident(incident: dict[str, Any], short: int | None) -> dict[str, Any]:
+    culprits = {"rank": incident["culprit_ranks"], "node": incident["culprit_nodes"]}
     return {
         **incident,
+        **(culprits if incident["first_report"] else {}),  # it was about somebody else
         "incident": incident["incident"][:short],
         "outcome": outcome(incident),
         "lasted": span(wall_s(incident)),
