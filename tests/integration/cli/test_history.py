@@ -130,8 +130,8 @@ def test_a_mistyped_name_is_found_and_a_value_that_cannot_be_is_refused(run: Run
     code, out, err = run("incidents", "--outcome", "nope")
     assert (code, out) == (Exit.USAGE, "")
     assert err == (
-        "everstep: there is no outcome 'nope': there are recovered, stopped, failed, preempted, "
-        "merged\n"
+        "everstep: there is no outcome 'nope': there are recovered, repeated, stopped, failed, "
+        "preempted, merged\n"
     )
 
 
