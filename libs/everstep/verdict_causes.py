@@ -93,6 +93,13 @@ _ADVICE: dict[str, str] = {
     "wait": "wait until nodes or the quota are back",
     "inform": "a person must act first, or it comes again",
 }
+_CHANGE = "change something first: a restart only shows whether it comes again"
+_ADVICE_WITH_RETRY: dict[tuple[str, str], str] = {
+    ("restart", "after_change"): _CHANGE,
+    ("restart_without", "after_change"): _CHANGE,
+    ("restart", "without_node"): "restart on other nodes: the evidence names none to leave out",
+}
+"""Where the same run, or other nodes, are unlikely to succeed."""
 _RETRY: dict[str, str] = {
     "as_is": "as it is",
     "without_node": "without the node",
@@ -103,11 +110,14 @@ _RETRY: dict[str, str] = {
 _REQUESTED = "stop: somebody requested its end"
 
 
-def advice_text(advice: str, cause: str | None) -> str:
-    """What a verdict advises, in words; what a newer release advises, as it is."""
+def advice_text(advice: str, cause: str | None, retry: str | None = None) -> str:
+    """What a verdict advises, in words; what a newer release advises, as it is.
+
+    It does not contradict `retry_text` of the same verdict.
+    """
     if advice == "stop" and cause == "scheduler":
         return _REQUESTED
-    return _ADVICE.get(advice, advice)
+    return _ADVICE_WITH_RETRY.get((advice, retry or "")) or _ADVICE.get(advice, advice)
 
 
 def retry_text(retry: str) -> str:

@@ -1,6 +1,6 @@
 """Which evidence a verdict had, which was missing, and what the missing one would have decided."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from everstep.verdict_causes import VERDICT_CAUSES, VerdictCause
@@ -35,11 +35,14 @@ class Coverage:
 
 
 def coverage(
-    pieces: Iterable[tuple[str | None, str | None]], considered: Sequence[str]
+    pieces: Iterable[tuple[str | None, str | None]],
+    considered: Sequence[str],
+    recorded: Collection[str] = (),
 ) -> list[Coverage]:
     """The coverage of each kind, from pairs of a kind and the reason why it is missing.
 
-    `considered` are the cause of the verdict, and its alternatives.
+    `considered` are the cause of the verdict, and its alternatives; `recorded` are kinds that
+    facts about the ranks hold, so that no piece of them is missing.
     """
     by_kind = {kind: Coverage(kind) for kind in TELLS}
     for kind, reason in pieces:
@@ -52,6 +55,8 @@ def coverage(
         if reason not in of_kind.reasons[:_REASONS_MOST]:
             of_kind.reasons = [*of_kind.reasons, reason][:_REASONS_MOST]
     for of_kind in by_kind.values():
+        if of_kind.kind in recorded and not of_kind.missing:
+            continue
         if not of_kind.pieces and not of_kind.missing:
             of_kind.reasons = [_NOBODY]
         if of_kind.missing or not of_kind.pieces:

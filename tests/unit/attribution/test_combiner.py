@@ -263,6 +263,21 @@ def test_an_end_that_somebody_requested_does_not_come_again() -> None:
     assert advice_text("ask the vendor", "gpu") == "ask the vendor", "from a newer release"
 
 
+def test_advice_and_retry_tell_the_same() -> None:
+    """Of a bug, a full disk or a host out of memory, no text says that the same run may succeed."""
+    claims = [
+        claim("user_code", kind="hang"), claim("storage", kind="disk_full"),
+        claim("host", kind="host_oom", nodes=("n1",)), claim("gpu", kind="gpu_ecc"),
+    ]  # fmt: skip
+    for one in claims:
+        judged = combine(case(), [one], [])
+        text = advice_text(judged.advice, judged.cause, judged.retry)
+        assert text != advice_text(judged.advice, judged.cause), (one.cause, judged.retry)
+        assert "same run" not in text
+        assert "nodes named above" not in text
+    assert "same run" in advice_text("restart", "injected", "as_is")
+
+
 @pytest.mark.parametrize(
     ("cause", "kind", "nodes", "is_transient", "retry"),
     [

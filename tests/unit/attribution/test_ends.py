@@ -349,6 +349,29 @@ async def test_a_script_that_handles_sigterm_was_ended_from_outside() -> None:
     assert own.cause == "user_code"
 
 
+@pytest.mark.parametrize(
+    "own",
+    [
+        end(1, how="signal", signal="SIGTERM", exit_code=None),
+        end(1, how="signal", signal="SIGHUP", exit_code=None),
+        raised(1, "SystemExit", "143", exit_code=143),
+    ],
+)
+async def test_nobody_is_known_to_have_sent_a_signal_to_one_rank_alone(own: RankEnd) -> None:
+    """It may have sent it to itself; a scheduler, or a person who stops a job, ends all ranks."""
+    alone = case(nodes=1, ends=(own, lost_peer(0)))
+    found = await judged(alone)
+    assert (found.cause, found.kind, found.ranks) == ("unknown", "signal", (1,))
+    assert "no evidence shows" in found.reason
+    assert "from outside" not in found.reason
+    notice = OutsideAct(act="preempted", by="slurm", reason="SIGTERM", fact="p")
+    left = NodeSign(node="n0", sign="left", reason="SIGTERM", fact="l", at=NOON,
+                    cause="preempted")  # fmt: skip
+    for known in (replace(alone, outside=(notice,)), replace(alone, nodes=(left,)),
+                  replace(alone, ends=(own, replace(own, rank=0)))):  # fmt: skip
+        assert (await judged(known)).cause == "scheduler"
+
+
 async def test_a_full_disk_behind_an_exception_of_a_library_is_storages() -> None:
     """As torch.save reports it (A7.1)."""
     before = "OSError: [Errno 28] No space left on device\n\nDuring handling of the above exception"

@@ -48,6 +48,7 @@ async def test_a_kill_that_was_injected_is_told_as_that() -> None:
     assert found.confidence > 0.9
     assert (found.advice, found.is_transient) == ("restart", True)
     assert not found.others, "a kill that nobody sent is no other explanation"
+    assert not any("no evidence shows" in claim.says for claim, _ in found.evidence)
 
 
 @pytest.mark.parametrize(

@@ -21,5 +21,11 @@ def test_only_missing_evidence_that_tells_a_cause_from_another_would_have_decide
     assert kinds["cgroup"].decides == [], "it tells neither cause"
 
 
+def test_an_exception_on_record_decides_although_no_agent_sends_it_as_evidence() -> None:
+    kinds = {kind.kind: kind for kind in coverage([], ["host", "user_code"], {"exception"})}
+    assert (kinds["exception"].reasons, kinds["exception"].decides) == ([], [])
+    assert kinds["stacks"].decides == ["host", "user_code"]
+
+
 def test_each_kind_tells_causes_that_exist() -> None:
     assert all(causes <= {*VERDICT_CAUSES} - {"unknown"} for causes in TELLS.values())

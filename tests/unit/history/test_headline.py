@@ -2,6 +2,8 @@
 
 import pytest
 
+from everstep_services.history.api.dto.incidents import headlines
+from everstep_services.history.api.dto.jobs import shown_round
 from everstep_services.history.headline import culprit_sentence, names_others
 
 WHO = [
@@ -29,6 +31,23 @@ def test_a_verdict_names_others_than_the_first_report(
 ) -> None:
     """A11.1: only then does the verdict take the place of the first report."""
     assert names_others(ranks, nodes, rank, node) is are_others
+
+
+def test_an_injected_fault_is_told_as_that_although_the_report_named_its_rank() -> None:
+    """A11.1: who reads a list looks for no failure where somebody made a test."""
+    report = {"story": None, "reason": "rank 1 was ended by SIGKILL", "outcome": None, "rank": 1,
+              "node": "n1", "culprit_ranks": [1], "culprit_nodes": [], "is_inconclusive": False,
+              "cause": "injected",
+              "verdict_reason": "injected by ann: SIGKILL of rank 1"}  # fmt: skip
+    assert headlines(report) == {
+        "headline": "injected by ann: SIGKILL of rank 1; rank 1 was ended by SIGKILL",
+        "first_report": None,
+    }
+    assert headlines({**report, "cause": "unknown"})["headline"] == report["reason"]
+    ended = {**report, "culprit_ranks": "[1]", "culprit_nodes": "[]",
+             "end_reason": "no restart is left", "end_rank": 1, "end_node": "n1"}  # fmt: skip
+    told = "injected by ann: SIGKILL of rank 1; no restart is left"
+    assert shown_round(ended)["end_headline"] == told
 
 
 SENTENCES = [

@@ -37,17 +37,15 @@ from everstep_services.attribution.incident import Incident
 from everstep_services.attribution.log_analysis.rules import ENDS, Match, shipped
 
 _TOLD_RANKS = 8
+_BY_ANYBODY = ": by itself, a person, a tool or the kernel; no evidence shows by which"
+_SENT = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
+"""Signals that schedulers and people send to whole jobs, and a script may send to itself."""
 _LATER_S = 2.0
 """Ends on one node that are so far apart did not come at once."""
 _STRENGTHS = {1: 0.8, 2: 0.9, 3: 0.95}
 _SIGNALS: Mapping[str, tuple[VerdictCause, str, float, str]] = {
     # The kernel counts kills for memory, and they are reported as such: this signal has no source.
-    "SIGKILL": (
-        "unknown",
-        "killed",
-        0.75,
-        "was killed: by itself, a person, a tool or the kernel; no evidence shows by which",
-    ),
+    "SIGKILL": ("unknown", "killed", 0.75, f"was killed{_BY_ANYBODY}"),
     # In unknown native code: the script's extensions, a library, or broken memory.
     "SIGSEGV": ("unknown", "segfault", 0.75, "read or wrote memory that is not its own"),
     "SIGILL": (
@@ -293,7 +291,7 @@ def left_early(ranks: Sequence[int], event: str, fact: str | None, strength: flo
 def _of_alike(case: Case, same: Sequence[RankEnd]) -> Claim:
     """One claim for all ranks that ended in the same way."""
     end = same[0]
-    cause, kind, strength, event = _cause_of(end)
+    cause, kind, strength, event = _told_by(case, end)
     if _is_own_connection(end):
         cause, kind, strength = "user_code", GENERAL, _OF_CONNECTION
     if kind in WITHOUT_CULPRIT:
@@ -322,6 +320,30 @@ def _of_alike(case: Case, same: Sequence[RankEnd]) -> Claim:
         fingerprint=fingerprint_of(end),
         fact=end.fact,
     )
+
+
+def _told_by(case: Case, end: RankEnd) -> tuple[VerdictCause, str, float, str]:
+    """As `_cause_of`, with what the case knows of who sent a signal."""
+    cause, kind, strength, event = _cause_of(end)
+    if name := _sent_alone(case, end):
+        cause, kind, event = "unknown", "signal", f"was ended by {name}{_BY_ANYBODY}"
+    if end.rank in {rank for act in from_outside(case) for rank in act.ranks}:
+        event = event.replace(_BY_ANYBODY, "")
+    return cause, kind, strength, event
+
+
+def _sent_alone(case: Case, end: RankEnd) -> str:
+    """The signal that ended this rank alone, and that nobody on record sent; else empty."""
+    is_announced = case.outside or any(sign.sign == "left" for sign in case.nodes)
+    if is_announced or "script" not in meaning_of(case.trigger).fault or case.world_size == 1:
+        return ""
+    sent = {other.rank: name for other in first_ends(case) if (name := _sent(other)) in _SENT}
+    return sent.get(end.rank, "") if len(sent) == 1 else ""
+
+
+def _sent(end: RankEnd) -> str:
+    handled = _handled_signal(end) if end.error_name == "SystemExit" else ""
+    return end.signal or handled
 
 
 def _setting(end: RankEnd, *, is_of_most: bool) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from everstep.verdict_causes import advice_text
+from everstep.verdict_causes import advice_text, retry_text
 from everstep_services.history.dashboard import formats
 from everstep_services.history.dashboard.ansi import log_text
 from everstep_services.history.dashboard.pages.runbooks import of_cause
@@ -100,6 +100,7 @@ def _environment(folder: Traversable, url: Any) -> "Environment":
         made.filters[name] = getattr(formats, name)
     made.filters["log_text"] = log_text
     made.filters["advice_text"] = advice_text
+    made.filters["retry_text"] = retry_text
     made.filters["runbook"] = of_cause
     made.globals["static"] = url
     made.globals["part"] = part

@@ -65,6 +65,18 @@ def test_a_revision_that_only_explains_is_no_change_of_mind() -> None:
     assert changed[-1] == "  revision 1; at first it said inconclusive: too little"
 
 
+def test_a_rank_that_left_early_had_ended_by_itself() -> None:
+    """Only of a rank that the verdict finds alive is it told that it had not ended (A11.1)."""
+    none = ("primary", "stall", "located", "phase", "section", "culprit_nodes", "opened_at")
+    told = dict.fromkeys(none) | {
+        "first_report": "rank 0 exited with 1", "culprit_ranks": [1], "round": 1, "stalls": (),
+        "slow_ranks": (), "exits": (),
+    }  # fmt: skip
+    for kind, is_told in (("lost_by_all", True), ("left_early", False), ("node_lost", False)):
+        lines = list(PARTS["What happened"](told | {"verdict": {"cause_kind": kind}}))
+        assert ("it had not ended by itself" in "".join(lines)) is is_told, kind
+
+
 def test_an_incident_that_nobody_has_judged_says_what_is_missing() -> None:
     """Without attribution there is no verdict, and the page reports that (A11.1)."""
     (line,) = verdict_lines({"verdict": None})

@@ -47,6 +47,8 @@ _BEGINNING = re.compile("[0-9a-f]{4,}")
 _LISTED = 10_000
 _FINDINGS = 1000
 _CULPRITS = 6
+_GONE = frozenset({"left_early", "node_lost"})
+"""Kinds of verdicts about ranks that were gone when the round was stopped."""
 
 
 def failing_saves(saves: Record) -> Iterator[str]:
@@ -261,7 +263,11 @@ def _who(incident: Record) -> Iterator[str]:
     yield from stall_lines(incident)
     if primary is not None:
         yield from _exit(primary, incident["job"])
-    elif incident["first_report"] and incident["culprit_ranks"]:
+    elif (
+        incident["first_report"]
+        and incident["culprit_ranks"]
+        and (incident["verdict"] or {}).get("cause_kind") not in _GONE
+    ):
         yield "  it had not ended by itself when the round was stopped, as far as is known"
     yield from _slow(incident)
     others = [exit_ for exit_ in incident["exits"] if primary is None or exit_["n"] != primary["n"]]

@@ -47,7 +47,8 @@ def verdict_lines(incident: Record) -> Iterator[str]:
 
 def _remedy(verdict: Record) -> Iterator[str]:
     if verdict["advice"]:
-        yield f"  advice: {cell(advice_text(verdict['advice'], verdict['cause']))}"
+        text = advice_text(verdict["advice"], verdict["cause"], verdict.get("retry"))
+        yield f"  advice: {cell(text)}"
     if verdict.get("retry"):
         yield f"  retry: {cell(retry_text(verdict['retry']))}"
     if not verdict["is_inconclusive"]:

@@ -48,6 +48,12 @@ def culprit_headline(
     return culprit_sentence(reason, ranks, nodes)
 
 
+def with_injection(shown: Mapping[str, Any], told: str | None) -> str | None:
+    """The words of a report, after who injected the fault, where the verdict knows that."""
+    is_injected = shown["cause"] == "injected" and not shown["is_inconclusive"]
+    return f"{shown['verdict_reason']}; {told}" if told and is_injected else told
+
+
 class Answer(BaseModel):
     """The root of all answers."""
 

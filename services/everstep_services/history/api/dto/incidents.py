@@ -7,7 +7,12 @@ from typing import Any
 from pydantic import Field
 
 from everstep.store.evidence_copies import LARGEST
-from everstep_services.history.api.dto.answer import Answer, culprit_headline, present
+from everstep_services.history.api.dto.answer import (
+    Answer,
+    culprit_headline,
+    present,
+    with_injection,
+)
 from everstep_services.history.api.dto.jobs import BudgetOut, Exit, Round, Stall
 from everstep_services.history.api.dto.stragglers import SlowRank
 
@@ -33,7 +38,10 @@ def headlines(shown: Mapping[str, Any]) -> dict[str, str | None]:
     if shown["outcome"] == "repeated":
         told = f"{shown['reason']}; then round {shown['next_round']} ended in the same way"
     headline = culprit_headline(shown, shown["rank"], shown["node"])
-    return {"headline": headline or told, "first_report": shown["reason"] if headline else None}
+    return {
+        "headline": headline or with_injection(shown, told),
+        "first_report": shown["reason"] if headline else None,
+    }
 
 
 def shown_verdict(row: Mapping[Any, Any]) -> "VerdictOut":

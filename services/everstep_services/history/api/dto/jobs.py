@@ -8,7 +8,12 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from everstep.store.queries import Record
-from everstep_services.history.api.dto.answer import Answer, culprit_headline, present
+from everstep_services.history.api.dto.answer import (
+    Answer,
+    culprit_headline,
+    present,
+    with_injection,
+)
 
 
 class BudgetOut(Answer):
@@ -263,7 +268,9 @@ def shown_round(row: Record) -> dict[str, Any]:
 
 def _end_headline(shown: Mapping[str, Any], rank: int | None, node: str | None) -> str | None:
     headline, reason = culprit_headline(shown, rank, node), shown["end_reason"]
-    return f"{headline}; first reported: {reason}" if headline and reason else reason
+    if headline and reason:
+        return f"{headline}; first reported: {reason}"
+    return with_injection(shown, reason)
 
 
 def shown_exit(row: Record) -> Exit:

@@ -282,7 +282,10 @@ def _coverage(story: IncidentStory) -> list[Coverage]:
         return []
     others = [other.cause for other in verdicts[0].alternatives or ()]
     pieces = [(piece["kind"], piece["missing_reason"]) for piece in story.evidence]
-    return coverage(pieces, [cause for cause in (verdicts[0].cause, *others) if cause])
+    exits = [*story.exits, *([] if story.primary is None else [story.primary])]
+    recorded = {"exception"} if any(exit["error_name"] for exit in exits) else set()
+    causes = [cause for cause in (verdicts[0].cause, *others) if cause]
+    return coverage(pieces, causes, recorded)
 
 
 def _primary(story: IncidentStory) -> Primary | None:
