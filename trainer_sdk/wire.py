@@ -125,7 +125,7 @@ class Restarted(WireLine, frozen=True, kw_only=True):
     """The time from there until all ranks had met again."""
     is_without: bool = False
     """Ranks are gone, and the others go on without them; this rank is one of those that go on."""
-    lost: tuple[int, ...] = ()
+    lost: tuple[_Count, ...] = ()
     """The ranks that are gone."""
 
 

@@ -28,7 +28,7 @@ def running(folder: Path, servers: int, job: str) -> Iterator[Path]:
     named = ["--cluster", ",".join(members)] if servers > 1 else ["--listen", members[0]]
     _everstep(
         *("bus", "setup", "--keys", str(keys), "--write", str(bus_file)),
-        *("--store", str(folder / "store"), "--tls", str(_certificates(folder / "tls")), *named),
+        *("--store", str(folder / "store"), "--tls", str(certificates(folder / "tls")), *named),
     )  # fmt: skip
     bus = {
         "EVERSTEP_BUS__URL": ",".join(f"tls://{member}" for member in members),
@@ -84,7 +84,8 @@ def _everstep(*words: str, **environ: str) -> None:
     subprocess.run(command, env={**os.environ, **environ}, check=True, capture_output=True)
 
 
-def _certificates(folder: Path) -> Path:
+def certificates(folder: Path) -> Path:
+    """Make what the servers of one host need for TLS; returns the folder."""
     folder.mkdir()
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1")

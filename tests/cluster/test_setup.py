@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 
+from benchmarks.restarts.buses import certificates
 from everstep.bus.server.dev_server import find_program
 from everstep_services.cli.machine.bus_diagnosis import examine_servers, examine_streams
 from everstep_services.cli.machine.rank_diagnosis import Level
@@ -43,16 +43,6 @@ def server(config: Path) -> Iterator[None]:
             yield
         finally:
             process.kill()
-
-
-def certificates(folder: Path) -> Path:
-    folder.mkdir()
-    authority = trustme.CA()
-    issued = authority.issue_cert("127.0.0.1")
-    authority.cert_pem.write_to_path(folder / "ca.pem")
-    issued.private_key_pem.write_to_path(folder / "server.key")
-    issued.cert_chain_pems[0].write_to_path(folder / "server.pem")
-    return folder
 
 
 def test_three_servers_by_the_guide(tmp_path: Path) -> None:
@@ -137,6 +127,7 @@ _AT_TIMES: dict[str, Any] = {"sync_interval": 120 * 10**9}
     ("reports", "levels", "text"),
     [
         ({"a": report("a", **_ALWAYS)}, [Level.OK, Level.OK], "a leads, say a"),
+        ({}, [Level.UNKNOWN], "no server answered the operator"),
         ({"a": report("", **_ALWAYS)}, [Level.CRITICAL, Level.OK], "nobody leads, say a"),
         (
             {"a": report("a", **_AT_TIMES), "b": report("b", **_ALWAYS)},

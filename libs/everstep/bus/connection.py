@@ -15,7 +15,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from math import inf
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from nats import errors as nats_errors
 from nats.aio.client import Client
@@ -54,7 +54,13 @@ JETSTREAM_WITHIN_S = 5.0
 _ASK_JETSTREAM_S = 0.1
 
 OnMessage = Callable[[Msg], Awaitable[None]]
-_Listener = tuple[Callable[[], None], Callable[[], None], Callable[[str], None], Callable[[], None]]
+
+
+class _Listener(NamedTuple):
+    up: Callable[[], None]
+    down: Callable[[], None]
+    denied: Callable[[str], None]
+    fewer: Callable[[], None]
 
 
 def _nothing(*_: object) -> None:
@@ -139,7 +145,7 @@ class Connection:
 
         `fewer`: a server of the cluster has gone, but not ours.
         """
-        listener = (up, down, denied, fewer)
+        listener = _Listener(up, down, denied, fewer)
         self._listeners.append(listener)
         try:
             yield
@@ -337,8 +343,8 @@ class Connection:
         now, before = asyncio.get_running_loop().time(), self._choice.servers
         self._consider(self._choice.reported(servers, now, is_first=is_first))
         if not is_first and before - self._choice.servers:
-            for _, _, _, fewer in list(self._listeners):
-                fewer()
+            for listener in list(self._listeners):
+                listener.fewer()
 
     def _consider(self, move: Move | None) -> None:
         if move is not None:
@@ -407,23 +413,23 @@ class Connection:
         if act == "subscription":
             self._denied_subscriptions.add(subject)
         else:
-            for _, _, denied, _ in list(self._listeners):
-                denied(subject)
+            for listener in list(self._listeners):
+                listener.denied(subject)
         log.error("bus_denied user=%s act=%s subject=%s", self.login.name, act, subject)
 
     def _came_up(self) -> None:
         self._is_up = True
         if self._has_been_lost:
             self._came_back_at = asyncio.get_running_loop().time()
-        for up, _, _, _ in list(self._listeners):
-            up()
+        for listener in list(self._listeners):
+            listener.up()
         self._up.set()
 
     def _went_down(self) -> None:
         self._is_up = False
         self._has_been_lost = True
-        for _, down, _, _ in list(self._listeners):
-            down()
+        for listener in list(self._listeners):
+            listener.down()
 
 
 class _Wanted:

@@ -51,14 +51,15 @@ async def _examined(settings: "BusSettings", keys: Path | None) -> tuple[str, li
     async with asyncio.timeout(3 * _WITHIN_S), connect(settings, "doctor") as client:
         version = f"nats-server {server_version(client)}"
         login = client.jetstream.connection.login.name
-        if job_in(login) is not None:
-            return f"{version} takes the login {login}", []
-        answer = await client.jetstream.api("STREAM.LIST")
-        streams, missing = answer.get("streams") or (), answer.get("missing") or ()
-        diagnoses = examine_streams(streams, missing, settings.replicas)
+        diagnoses: list[Diagnosis] = []
         if keys is not None:
             operator = await asyncio.to_thread(Operator.opened, keys)
-            diagnoses += examine_servers(await server_reports(operator, settings))
+            diagnoses = examine_servers(await server_reports(operator, settings))
+        if job_in(login) is not None:
+            return f"{version} takes the login {login}", diagnoses
+        answer = await client.jetstream.api("STREAM.LIST")
+        streams, missing = answer.get("streams") or (), answer.get("missing") or ()
+        diagnoses = [*examine_streams(streams, missing, settings.replicas), *diagnoses]
         if not _is_broken(diagnoses):
             await client.prove()
         return f"{version}, JetStream works", diagnoses
@@ -99,6 +100,9 @@ def examine_streams(
 
 def examine_servers(reports: Mapping[str, Mapping[str, Any]]) -> list[Diagnosis]:
     """What the servers of a cluster say about the leader of the others, and about power cuts."""
+    if not reports:
+        text, fix = "no server answered the operator", "is the key that of these servers?"
+        return [Diagnosis("meta leader", Level.UNKNOWN, text, fix)]
     leaders, syncs, diagnoses = dict[str, list[str]](), dict[str, list[str]](), list[Diagnosis]()
     for name, report in sorted(reports.items()):
         if (config := report.get("config")) is not None:

@@ -111,8 +111,6 @@ def close(batch: Batch, outcome: IncidentOutcome, reason: str, entry: LedgerEntr
     if doc.incident is None:
         return
     extend(batch, now=True)
-    if outcome == "failed" and doc.incident.reason not in reason:
-        reason = f"{doc.incident.reason}; {reason}"
     recovered = outcome == "recovered"
     moving = batch.timers.started_at("moving", doc.round)
     if recovered and entry == "other_s" and moving is not None:

@@ -116,6 +116,7 @@ def test_other_rounds_other_ranks_and_noise_are_not_heard(watch: RoundWatch) -> 
         '"type":"hung","limit_s":1e308',
         '"type":"paused","for_s":1e308',
         '"type":"restarted","reason":"","waited_s":-1e308,"took_s":0',
+        '"type":"restarted","reason":"","waited_s":0,"took_s":0,"lost":[-1]',
     ],
 )
 def test_numbers_that_no_rank_has_go_no_further(watch: RoundWatch, fields: str) -> None:

@@ -53,6 +53,7 @@ async def one(reader: Reader, request: Request) -> Page:
         commits,
         progress,
         slow,
+        found,
     ) = await together(
         reader.get(path),
         reader.get_or_not(f"{path}/goodput"),
@@ -63,6 +64,7 @@ async def one(reader: Reader, request: Request) -> Page:
         reader.get_or_not(f"{path}/saves"),
         reader.get_or_not("facts", kind="checkpoint_committed", **{**facts, "limit": _MARKS}),
         reader.get_or_not("facts", kind="progress_made", **facts),
+        reader.get_or_not(f"{path}/stragglers", state="open", limit=5),
         reader.get_or_not(f"{path}/stragglers", limit=_FINDINGS),
     )
     told = _items(rounds)
@@ -78,7 +80,7 @@ async def one(reader: Reader, request: Request) -> Page:
             "rounds": rounds,
             "told": told,
             "timeline": attempt(
-                lambda: drawings.timeline(_items(parts), _items(incidents), saved, _items(slow))
+                lambda: drawings.timeline(_items(parts), _items(incidents), saved, _items(found))
             ),
             "parts_read": parts,
             "goodput": goodput,
@@ -91,7 +93,7 @@ async def one(reader: Reader, request: Request) -> Page:
             "incidents": incidents,
             "decisions": decisions,
             "saves": saves,
-            "slow": [finding for finding in _items(slow) if finding["state"] == "open"][:5],
+            "slow": _items(slow),
             "waits": told[0]["waiting_reason"] if told and detail["state"] == "forming" else "",
             "has_ranks": detail["state"] in WITH_RANKS,
             "is_over": moment(detail["ended_at"]) is not None and detail["state"] in OVER,
