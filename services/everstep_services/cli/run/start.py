@@ -109,11 +109,11 @@ def _holds_folders(place: Path) -> bool:
 
 
 def _about_address(plan: RunPlan) -> Iterator[str]:
-    if plan.spec.nodes_max > 1 and is_elsewhere(plan.address):
+    if is_elsewhere(plan.address):
         bus_side = "" if plan.bus is None else f" ({address_towards(plan.bus.url)})"
         yield (
-            f"no interface of this host has the address {plan.address}, so other nodes would not "
-            f"find its ranks there: name one with --address that `ip address` shows, or leave it "
+            f"no interface of this host has the address {plan.address}, so ranks would not "
+            f"find each other there: name one with --address that `ip address` shows, or leave it "
             f"out for the one that reaches the bus{bus_side}"
         )
 

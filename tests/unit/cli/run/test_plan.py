@@ -48,6 +48,15 @@ def test_a_login_that_cannot_be_read_is_refused_before_anything_starts(
     assert "cannot be read" in wrong
 
 
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_an_address_of_no_interface_is_refused_with_any_number_of_nodes(
+    home: Path, nodes: str
+) -> None:
+    made = plan(home, *BUS, "--job", "j", "--nnodes", nodes, "--address", "203.0.113.7", "train.py")
+    [wrong] = objections(made)
+    assert wrong.startswith("no interface of this host has the address 203.0.113.7, so ranks ")
+
+
 def test_two_runs_are_two_jobs(home: Path) -> None:
     assert plan(home, "train.py").job != plan(home, "train.py").job
 
