@@ -363,11 +363,20 @@ class _StepCounter:
 
     def finished(self, step: int) -> None:
         self._calls += 1
+        if self._calls == 1:
+            self._number(step)
         if _steps_of(self._session) != self._counted:
             self._is_script_counting = True
         if not self._is_script_counting and self._calls > 1:
             self._session.step(step)
             self._counted = _steps_of(self._session)
+
+    def _number(self, step: int) -> None:
+        """Take the script's number, unless it counts other steps for the session than for us."""
+        made = _steps_of(self._session) - self._counted
+        finished = max(step - 1 + bool(made), 0)
+        if made <= 1 or self._session.steps_made == finished:
+            self._session.start_at(finished)
 
 
 def _steps_of(session: Session) -> int:

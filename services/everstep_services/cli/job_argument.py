@@ -42,11 +42,14 @@ def with_job_at_work(command: F) -> F:
 def the_newest(ctx: click.Context, _: click.Parameter, job: str | None) -> str | None:
     """The job that is named, or else the newest."""
     from everstep_services.cli.api.location import open_record
+    from everstep_services.cli.output import say
 
     if job is not None or ctx.resilient_parsing:
         return job
     with open_record(ctx.ensure_object(Invocation)) as api:
-        return newest_job(api)
+        job = newest_job(api)
+    say(f"job {job}, the newest")
+    return job
 
 
 def job_at_work(ctx: click.Context, _: click.Parameter, job: str | None) -> str | None:

@@ -45,9 +45,17 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStory]:
         yield served
 
 
-@pytest.mark.parametrize("command", ["job", "logs", "stragglers", "why", "incident"])
+@pytest.mark.parametrize("command", ["why", "incident"])
 def test_the_newest_job_is_meant_where_none_is_named(run: Run, command: str) -> None:
     assert run(command) == run(command, "over")
+
+
+@pytest.mark.parametrize("command", ["job", "ranks", "ckpt ls", "logs", "stragglers"])
+def test_it_is_told_which_job_is_the_newest_though_its_page_may_not_name_it(
+    run: Run, command: str
+) -> None:
+    code, out, err = run(*command.split(), "over")
+    assert run(*command.split()) == (code, out, f"job over, the newest\n{err}")
 
 
 def test_a_job_a_node_and_an_incident_are_shown_by_their_names(run: Run) -> None:

@@ -143,6 +143,13 @@ def test_of_two_ends_the_one_recorded_by_the_later_id_holds_whole() -> None:
         assert (found["end_cause"], found["end_node"]) == ("operator", None)
 
 
+def test_a_script_that_gives_its_number_after_the_first_step_numbers_its_steps() -> None:
+    first, later = (make("progress_made", is_counted_anew=anew) for anew in (True, False))
+    assert row(JOBS, ("j",), first)["is_counted_anew"] is True
+    for order in ((first, later), (later, first)):
+        assert row(JOBS, ("j",), *order)["is_counted_anew"] is False
+
+
 @pytest.mark.parametrize(
     ("how", "failed"), [("done", 0), ("error", 1), ("signal", 1), ("unheard_of", 0)]
 )
@@ -310,4 +317,4 @@ def test_shapes_only_change_with_their_version() -> None:
             for s in PROJECTED
         ]
     )
-    assert (VERSION, hashlib.sha256(said.encode()).hexdigest()[:12]) == (18, "6a9d937bcd8a")
+    assert (VERSION, hashlib.sha256(said.encode()).hexdigest()[:12]) == (19, "89b725e4dd5c")

@@ -42,6 +42,15 @@ def test_a_node_that_fell_with_others_is_named_though_it_is_decided_what_follows
     assert "n2 is gone" in world.of(IncidentClosed)[-1].cause
 
 
+def test_a_launch_that_was_interrupted_tells_its_last_step_and_not_what_is_made_again() -> None:
+    world = World(spec(1)).started("n0")
+    world.leave("n0", last_step=153)
+    [opened], [closed] = world.of(IncidentOpened), world.of(IncidentClosed)
+    assert (opened.step, closed.outcome, closed.lost_steps) == (153, "stopped", None)
+    world.join("n0", instance="n0-2", allocation="b")
+    assert world.order("n0").reached_step == 153, "what its first step counts from"
+
+
 def test_sixty_four_ranks_one_raises_and_that_is_the_cause() -> None:
     """Secondary errors that are heard first are replaced by the cause (A4.5)."""
     world = World(spec(8)).started(*names(8))

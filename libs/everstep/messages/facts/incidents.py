@@ -329,7 +329,7 @@ class IncidentClosed(IncidentFact, frozen=True, kw_only=True, tag="incident_clos
     """Where the time went."""
     lost_steps: Count | None = None
     """Steps that had to be made again; None if that is not known, because the script does not
-    number its steps, or shows none."""
+    number its steps, or shows none, or because the training did not go on in this launch."""
     lost_s: float = 0.0
     """The time that those steps had taken."""
     restored_step: Count | None = None

@@ -53,7 +53,7 @@ JOBS = ProjectedTable(
         "last_step": greatest("int"),
         "stepped_us": greatest("int"),
         "total_steps": greatest("int"),
-        "is_counted_anew": greatest("bool"),
+        "is_counted_anew": least("bool"),
         "lost_steps": total(),
         "unknown_losses": total(),
         "ranks_failed": total(),
@@ -74,7 +74,8 @@ JOBS = ProjectedTable(
 )
 """`opened_n` is the first fact that only a job which was begun can have: without one there is no
 job, whatever else names it. `begun_fact` is of the latest allocation: if that is later than
-`ended_fact`, the job goes on. `stepped_us` is when steps were last reported, by our clock."""
+`ended_fact`, the job goes on. `stepped_us` is when steps were last reported, by our clock.
+`is_counted_anew` is over once a script gives a number: a first step may have none yet."""
 
 ALLOCATIONS = ProjectedTable(
     "allocations",

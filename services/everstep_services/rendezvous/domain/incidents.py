@@ -125,7 +125,7 @@ def close(batch: Batch, outcome: IncidentOutcome, reason: str, entry: LedgerEntr
             outcome=outcome,
             reason=reason if incident.reason in reason else f"{incident.reason}; {reason}",
             ledger=incident.ledger,
-            lost_steps=steps_again(doc.first_step, doc.reached_step) if recovered else 0,
+            lost_steps=steps_again(doc.first_step, doc.reached_step) if recovered else None,
             next_round=doc.round if recovered else None,
             reports=incident.reports,
             trigger=incident.trigger,

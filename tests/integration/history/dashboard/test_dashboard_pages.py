@@ -228,6 +228,23 @@ async def test_an_incident_shows_its_weightiest_claims_its_culprit_and_its_runbo
         assert "<h2>Do</h2>" in (await client.get(link)).text
 
 
+async def test_a_stall_outside_of_all_sections_is_in_no_section_of_its_phases_name(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path) as api:
+        client = browser(api)
+        await log_in(client, await api.token("read"))
+        for phase, told in (("step", ""), ("first_step", " (first step)")):
+            stall = make("rank_stalled", job="j", round=1, phase=phase, section=None)
+            about: dict[str, Any] = {"job": "j", "incident": phase, "trigger": "rank_stalled"}
+            about["trigger_fact"] = stall.id
+            await api.add(
+                make("job_started", job="j"), stall, make("incident_opened", round=1, **about)
+            )
+            page = (await client.get(f"/incidents/{phase}")).text
+            assert f"<dt>Section</dt><dd>outside of all sections{told}</dd>" in page
+
+
 async def test_static_files_are_packed_and_kept_for_ever(tmp_path: Path) -> None:
     async with opened(tmp_path) as api:
         client = browser(api)

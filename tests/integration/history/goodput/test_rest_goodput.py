@@ -1,7 +1,7 @@
 """REST answers: what each second of allocations was spent on."""
 
 import itertools
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import httpx2
 import msgspec
@@ -34,7 +34,10 @@ async def test_a_job_shows_what_its_time_went_to(api: Api, reader: httpx2.AsyncC
     await api.add(*TRACE)
     shown = await get(reader, "jobs/j/goodput")
     assert {name: lasted_s for name, lasted_s in shown["seconds"].items() if lasted_s} == SECONDS
-    assert shown["wall_s"] == 245
+    assert (shown["wall_s"], datetime.fromisoformat(shown["until"])) == (
+        245,
+        at(245, "job_ended").at,
+    )
     assert shown["goodput_ratio"] == pytest.approx(SECONDS["productive"] / 245, abs=1e-6)
     window = await get(reader, "jobs/j/goodput", since=second(150), until=second(158))
     assert window["seconds"]["productive"] == 0

@@ -21,7 +21,12 @@ from everstep_services.cli.times import MomentParameter
     metavar="MOMENT",
     help="Only since then: 24h for 24 hours ago, or a time.",
 )
-@click.option("--until", type=MomentParameter(), metavar="MOMENT", help="Until this moment (now).")
+@click.option(
+    "--until",
+    type=MomentParameter(),
+    metavar="MOMENT",
+    help="Until this moment (now, or the end of JOB).",
+)
 @with_api_options
 @click.pass_obj
 def command(

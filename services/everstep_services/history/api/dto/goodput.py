@@ -32,7 +32,10 @@ class Goodput(Answer):
     since: datetime | None = Field(
         description="Where the window begins: as requested, or at the first allocation."
     )
-    until: datetime = Field(description="Where the window ends.")
+    until: datetime = Field(
+        description="Where the window ends: as requested, or at the end of the last allocation, or "
+        "now while it lasts."
+    )
     wall_s: float = Field(description="The time of the job's allocations within the window.")
     goodput_ratio: float | None = _RATIO
     seconds: dict[str, float] = _SECONDS

@@ -189,7 +189,8 @@ class Incident(Answer):
     )
     lost_steps: int | None = Field(
         description="Steps that had to be trained again after a restart; null if that is not "
-        "known, because the script does not number its steps, or shows none."
+        "known, because the script does not number its steps, or shows none, or because the "
+        "training did not go on in this launch."
     )
     lost_s: float | None = Field(description="The time that those steps had taken.")
     restored_step: int | None

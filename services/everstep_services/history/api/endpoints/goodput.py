@@ -14,6 +14,7 @@ from everstep_services.history.api.dto.goodput import (
     FleetGoodput,
     Goodput,
     Timeline,
+    moment,
     ratio_of,
     shown_goodput,
     shown_timeline,
@@ -37,7 +38,9 @@ class TimeWindow(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     since: Moment | None = Field(None, description="The begin of the window of time.")
-    until: Moment | None = Field(None, description="The end of the window of time; by default now.")
+    until: Moment | None = Field(
+        None, description="The end of the window of time; by default now, or the end of the job."
+    )
 
 
 class TimelineWindow(BaseModel):
@@ -59,7 +62,8 @@ async def get_goodput(
     now = context.clock.wall()
     check_window(asked.since, asked.until, now)
     parts = await context.goodput.segments(job, now.timestamp())
-    return shown_goodput(job, parts, asked.since, min(asked.until or now, now))
+    until = asked.until or (moment(parts[-1].until_s) if parts else now)
+    return shown_goodput(job, parts, asked.since, min(until, now))
 
 
 @router.get("/jobs/{job}/timeline", summary="A job's time, in order", responses=responses(404))
