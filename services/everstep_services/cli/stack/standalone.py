@@ -19,7 +19,6 @@ from everstep_services.agent.runtime.urgent_work import end_urgent_work
 from everstep_services.cli.errors import CliError
 from everstep_services.cli.machine.state import StateDir
 from everstep_services.cli.stack.supervisor import Ready, StackPlan, run_stack
-from everstep_services.history.notifications.settings import NotifySettings
 
 if TYPE_CHECKING:
     from sqlalchemy import Executable
@@ -28,12 +27,9 @@ log = logging.getLogger(__name__)
 
 _AGAIN_AFTER_S = 1.0
 _LIFE_S = 10.0
-_RECORDED_WITHIN_S = 3.0
-_RECORDED_FOR_MESSAGES_WITHIN_S = 20.0
-"""With notifications: a busy machine may still be opening history when a short job ends."""
-_JUDGED_WITHIN_S = 20.0
-"""Attribution judges 4 s after the first report of an incident at the latest, if the machine does
-not keep it waiting."""
+_RECORDED_WITHIN_S = 20.0
+"""A busy machine may still be opening history when a short job ends, and attribution judges 4 s
+after the first report of an incident."""
 _LOOK_EVERY_S = 0.05
 
 
@@ -54,21 +50,19 @@ async def run_alone(
             code = await run_agent(plan, login, base)
             end_urgent_work()  # the services may still have to be imported, to record the end
             if ground.settings.origins["history.database_url"] == DEFAULT:
-                is_on = bool(ground.settings.section(NotifySettings).targets)
-                within_s = _RECORDED_FOR_MESSAGES_WITHIN_S if is_on else _RECORDED_WITHIN_S
-                await _await_record(ground.state.path / "history.db", plan, within_s)
+                await _await_record(ground.state.path / "history.db", plan)
         finally:
             stop.set()
         await services
     return code
 
 
-async def _await_record(path: Path, plan: RunPlan, within_s: float) -> None:
+async def _await_record(path: Path, plan: RunPlan) -> None:
     """Wait until history has recorded the end of this run, so that the record can answer.
 
     If the job has ended for good, wait for the verdicts on its incidents, too: nobody would reach
-    them later. Never longer than `within_s`, and `_JUDGED_WITHIN_S` for verdicts: facts that are
-    not in the record by then wait in the files of the bus, and the next start adds them.
+    them later. Never longer than `_RECORDED_WITHIN_S` for each: facts that are not in the record by
+    then wait in the files of the bus, and the next start adds them.
     """
     # Imported only here: the warden starts after all other imports, and ranks wait for it.
     from sqlalchemy import func, select
@@ -88,9 +82,9 @@ async def _await_record(path: Path, plan: RunPlan, within_s: float) -> None:
         func.coalesce(incidents.outcome, "") != "merged",
     )
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(within_s):
+        async with asyncio.timeout(_RECORDED_WITHIN_S):
             await _await_row(path, has_ended.union_all(of_allocation))
-        async with asyncio.timeout(_JUDGED_WITHIN_S):
+        async with asyncio.timeout(_RECORDED_WITHIN_S):
             await _await_row(path, select(1).where(~(has_ended.exists() & unjudged.exists())))
 
 
