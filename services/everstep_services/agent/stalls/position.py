@@ -122,6 +122,7 @@ def _seen(place: RankPosition, view: RankView, now: float) -> RankPosition:
     is_lately = place.stopped_s < view.looked_s and now - view.looked_s <= _LATELY_S
     if not is_lately or not signs.is_recorded or signs.idle_s is None:
         return place
+    place = replace(place, waits_in=signs.collective)
     if signs.waits_in:
         return replace(place, awaits=signs.awaits if signs.idle_s >= _WAITS_S else None)
     is_late = view.looked_s >= place.since_s + place.limit.s - _NEARLY_S

@@ -297,6 +297,15 @@ class TestWhoIsMissing:
         assert self.news(ranks, pages, 60.2) == [(Excused, 0)]
         assert self.news(ranks, pages, 60.5) == [(Stalled, 1), (Stalled, 0)]
 
+    def test_is_named_first_of_two_that_count_their_own_steps(
+        self, ranks: list[StallRank], pages: Clock
+    ) -> None:
+        self._judge = StallJudge(limits_of(step=60), 1000.0)
+        for rank in ranks:
+            rank.link.words[layout.COUNTED_BY] = layout.BY_SDK
+            rank.looked_s = 1060.4
+        assert self.news(ranks, pages, 60.5) == [(Stalled, 1), (Stalled, 0)]
+
     def test_nobody_is_excused_by_a_rank_of_which_that_is_not_known(
         self, ranks: list[StallRank], pages: Clock
     ) -> None:
