@@ -10,6 +10,7 @@ import pytest
 
 from everstep.clock import SystemClock
 from everstep.incident_outcomes import INCIDENT_FATES
+from everstep.messages.facts.incidents import Ledger
 from everstep.node_presence import NODE_PRESENCES
 from everstep.store.database import open_database
 from everstep.store.log import FactLog
@@ -243,6 +244,27 @@ async def test_a_stall_outside_of_all_sections_is_in_no_section_of_its_phases_na
             )
             page = (await client.get(f"/incidents/{phase}")).text
             assert f"<dt>Section</dt><dd>outside of all sections{told}</dd>" in page
+
+
+async def test_what_did_not_go_on_is_not_open_and_an_empty_restore_has_no_step(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path) as api:
+        client = browser(api)
+        await log_in(client, await api.token("read"))
+        about: dict[str, Any] = {"job": "j", "incident": "i", "trigger": "node_left"}
+        await api.add(
+            make("job_started", job="j"),
+            make("fresh_started", job="j", round=1),
+            make("checkpoint_committed", job="j", round=1, tier="global"),
+            make("incident_opened", round=1, **about),
+            make("incident_closed", round=1, outcome="stopped", ledger=Ledger(), **about),
+        )
+        page = (await client.get("/incidents/i")).text
+        assert ("The training has not gone on" in page, "incident is open" in page) == (True, False)
+        for path, told in (("/jobs/j", "Found nothing to restore"),
+                           ("/jobs/j/checkpoints", "Last restore: nothing was found")):  # fmt: skip
+            assert told in (await client.get(path)).text
 
 
 async def test_static_files_are_packed_and_kept_for_ever(tmp_path: Path) -> None:
