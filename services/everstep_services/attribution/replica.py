@@ -11,6 +11,7 @@ from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.replicas import on_bus
 from everstep.runtime import Loop, Parts
+from everstep_services.agent.probes.kernel import xid
 from everstep_services.attribution.actions import VerdictActions
 from everstep_services.attribution.analyzers.runner import AnalyzerRunner, installed
 from everstep_services.attribution.answers import AttributionAnswers
@@ -19,9 +20,10 @@ from everstep_services.attribution.domain import weights
 from everstep_services.attribution.examiner import Examiner
 from everstep_services.attribution.explainer import Explainer
 from everstep_services.attribution.incident import Analyzer
-from everstep_services.attribution.log_analysis import rules
+from everstep_services.attribution.log_analysis import rules as log_rules
 from everstep_services.attribution.service import Attribution
 from everstep_services.attribution.settings import AttributionSettings, defaults
+from everstep_services.attribution.stack_analysis import rules as stack_rules
 
 
 class AttributionReplica:
@@ -67,7 +69,7 @@ def opened(
 
     Facts wait in `spool`, or below the `spool_dir` of the bus.
     """
-    rules.shipped()  # read before the loop runs, which reads no files
-    weights.shipped()
+    for read in (log_rules.shipped, stack_rules.shipped, weights.shipped, xid.table):
+        read()  # before the loop runs, and before an upgrade changes the files
     make = partial(AttributionReplica, settings, installed())
     return on_bus("attribution", bus_settings, make, spool)

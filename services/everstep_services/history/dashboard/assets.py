@@ -1,12 +1,12 @@
-"""Scripts, styles and templates, read once; each file's URL names its content."""
+"""Scripts, styles and templates, read with the code; each file's URL names its content."""
 
 import gzip
 import hashlib
 from dataclasses import dataclass
 from importlib import resources
-from importlib.resources.abc import Traversable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from jinja2 import DictLoader, Environment, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,12 +14,19 @@ from everstep.verdict_causes import advice_text, retry_text
 from everstep_services.history.dashboard import formats
 from everstep_services.history.dashboard.ansi import log_text
 from everstep_services.history.dashboard.pages.runbooks import of_cause
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
+from everstep_services.history.dashboard.parts import guarded, part
 
 _TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _FOR_EVER = "public, max-age=31536000, immutable"
+
+
+def _read(folder: str) -> dict[str, bytes]:
+    """The files of a folder, as they are while this code is loaded: an upgrade changes them."""
+    files = (resources.files(__package__) / folder).iterdir()
+    return {file.name: file.read_bytes() for file in files if file.name[0] != "."}
+
+
+_STATIC, _TEMPLATES = _read("static"), _read("templates")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +39,14 @@ class Asset:
 
 
 class Assets:
-    """All that the dashboard is made of. Loading reads files: do it in a thread."""
+    """All that the dashboard is made of. Making it packs and compiles: do it in a thread."""
 
     def __init__(self) -> None:
-        here = resources.files("everstep_services.history.dashboard")
         self._files: dict[str, Asset] = {}
         self._urls: dict[str, str] = {}
-        for file in here.joinpath("static").iterdir():
-            self._add(file)
-        self.environment = _environment(here.joinpath("templates"), self.url)
+        for name, plain in _STATIC.items():
+            self._add(name, plain)
+        self.environment = _environment(self.url)
 
     def url(self, name: str) -> str:
         """Where a file is served."""
@@ -57,23 +63,17 @@ class Assets:
             return Response(asset.packed, 200, headers, asset.media_type)
         return Response(asset.plain, 200, headers, asset.media_type)
 
-    def _add(self, file: Traversable) -> None:
-        stem, _, suffix = file.name.rpartition(".")
+    def _add(self, file: str, plain: bytes) -> None:
+        stem, _, suffix = file.rpartition(".")
         if suffix not in _TYPES:
             return
-        plain = file.read_bytes()
         name = f"{stem}.{hashlib.blake2b(plain, digest_size=6).hexdigest()}.{suffix}"
         self._files[name] = Asset(_TYPES[suffix], plain, gzip.compress(plain, 9, mtime=0))
-        self._urls[file.name] = f"/static/{name}"
+        self._urls[file] = f"/static/{name}"
 
 
-def _environment(folder: Traversable, url: Any) -> "Environment":
-    from jinja2 import DictLoader, Environment, StrictUndefined  # slow: when it is first needed
-
-    from everstep_services.history.dashboard.parts import guarded, part
-
-    files = (file for file in folder.iterdir() if file.name[0] != ".")
-    texts = {file.name: guarded(file.read_text()) for file in files}
+def _environment(url: Any) -> Environment:
+    texts = {name: guarded(text.decode()) for name, text in _TEMPLATES.items()}
     made = Environment(
         loader=DictLoader(texts),
         autoescape=lambda name: name is None or not name.endswith(".md"),  # noqa: S701  the rest

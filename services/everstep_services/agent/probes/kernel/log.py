@@ -10,7 +10,7 @@ from everstep_services.agent.probes.base import CheckState, Look
 from everstep_services.agent.probes.kernel import records
 from everstep_services.agent.probes.kernel.records import KernelRead, KernelRecord
 from everstep_services.agent.probes.kernel.rules import RULES, KernelRule, may_count
-from everstep_services.agent.probes.kernel.xid import XidEvent, XidJudgement, judge
+from everstep_services.agent.probes.kernel.xid import XidEvent, XidJudgement, judge, table
 
 _XID = re.compile(
     r"^NVRM: Xid \((?:PCI:)?(?P<gpu>[0-9a-fA-F:.]+)\): (?P<number>\d+)(?:, )?(?P<text>.*)"
@@ -29,6 +29,9 @@ class KernelLogProbe:
     name = "kernel"
     about = "the kernel's log since the boot: Xids, hardware, file systems, memory, hung tasks"
     beside_training = True
+
+    def __init__(self) -> None:
+        table()  # read with the code: an upgrade may change it before the first Xid
 
     def examine(self, look: Look) -> Sequence[CheckResult]:
         """One result for each trouble of a part, or one `ok`."""

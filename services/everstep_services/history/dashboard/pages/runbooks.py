@@ -1,8 +1,6 @@
 """`/runbooks/…`: what to do about a cause, as the documentation has it."""
 
-import asyncio
 import re
-from functools import cache
 from importlib import resources
 from pathlib import Path
 
@@ -16,7 +14,7 @@ _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 
 async def one(_reader: Reader, request: Request) -> Page:
     """A runbook: its title, and its lines."""
-    text = (await asyncio.to_thread(_runbooks)).get(request.path_params["name"])
+    text = _RUNBOOKS.get(request.path_params["name"])
     if text is None:
         raise RestError(404, "no runbook has this name")
     title, *lines = _LINK.sub(r"\1", text.replace("**", "")).splitlines()
@@ -27,10 +25,9 @@ async def one(_reader: Reader, request: Request) -> Page:
 def of_cause(cause: str | None) -> str | None:
     """The name of the runbook for a cause; None if there is none."""
     name = f"cause-{(cause or 'unknown').replace('_', '-')}"
-    return name if name in _runbooks() else None
+    return name if name in _RUNBOOKS else None
 
 
-@cache
 def _runbooks() -> dict[str, str]:
     """All runbooks: of the installed package, or of the source tree."""
     installed = resources.files("everstep_services") / "runbooks"
@@ -39,3 +36,6 @@ def _runbooks() -> dict[str, str]:
         return {}
     files = (file for file in folder.iterdir() if file.name.endswith(".md"))
     return {file.name.removesuffix(".md"): file.read_text() for file in files}
+
+
+_RUNBOOKS = _runbooks()
