@@ -99,7 +99,7 @@ def test_a_rack_leaves_with_its_lost_node_and_a_spare_rack_takes_its_place(slurm
     assert job_state(slurm, job) == "RUNNING"
     end = slurm.folder / "allocations" / f"{job}-0" / f"{left}.end"
     until(end.exists, "the agent of the other node of the rack has left", within_s=WITHIN_S)
-    assert f"{left} is replaced with its group" in end.read_text()
+    assert "of its replacement group" in end.read_text()
 
 
 # -- prolog and epilog ---------------------------------------------------------------------------

@@ -26,6 +26,9 @@ def test_the_rest_of_a_group_leaves_with_a_lost_node_and_a_spare_group_takes_its
         made.back(node, group=node[0])
     assert made.members() == ["c1", "c2", "b1", "b2"]
     assert dismissed(made) == {"a2": 0}
+    why = "a1 is gone: the other nodes of its replacement group a leave with it"
+    reasons = [order.reason for _, order in made.orders if isinstance(order, LeaveJob)]
+    assert reasons == [f"{why}; the others continue without it"]
 
 
 def test_the_decision_names_the_lost_node_and_those_that_leave_with_it() -> None:

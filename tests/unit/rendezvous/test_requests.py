@@ -8,6 +8,7 @@ from everstep.messages import (
     Done,
     DrainNode,
     JobEnded,
+    LeaveJob,
     OperatorActed,
     ReleaseImages,
     RequestChecks,
@@ -180,6 +181,9 @@ def test_a_spare_is_drained_without_a_word_to_the_others() -> None:
     text = "n1 leaves, and its agent exits with 0; the others continue without it"
     assert asked(world, drain("n1")).text == text
     assert world.doc.phase == "running"
+    order = world.orders[-1][1]
+    assert isinstance(order, LeaveJob)
+    assert order.reason == "ann drains n1: fan; the others continue without it"
 
 
 def test_a_node_that_takes_no_part_cannot_be_drained() -> None:

@@ -46,6 +46,8 @@ class Seat(Part, frozen=True, kw_only=True, array_like=True):
     """A port that the node keeps free, at which ranks can meet."""
     is_leaving: bool = False
     """The node should be replaced: it was drained, or is about to be taken away."""
+    leaves_because: str = ""
+    """Why `is_leaving`, in at most 200 characters."""
 
 
 class OpenIncident(Part, frozen=True, kw_only=True):

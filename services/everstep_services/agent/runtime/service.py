@@ -431,7 +431,7 @@ class AgentService:
 
     async def _say_goodbye(self, exiting: actions.ExitAgent) -> None:
         await self._requests.finish()
-        if exiting.code or exiting.cause == "refused":
+        if exiting.code or exiting.cause in {"refused", "excluded"}:
             self._workdir.say(exiting.reason, is_warning=bool(exiting.code))
         with unharmed("the last beat"):
             self._beats.send()

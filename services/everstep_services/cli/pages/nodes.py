@@ -120,6 +120,8 @@ def await_check(
 
 
 def _facts(node: Record, now: Record | None) -> Iterator[tuple[str, str]]:
+    if node["state_reason"]:
+        yield cell(node["state"]), f"{moment(node['state_at'])}: {cell(node['state_reason'])}"
     yield "job", cell(node["job"])
     yield "address", cell(node["address"])
     yield "device", cell(node["device"])

@@ -247,7 +247,8 @@ def _leaves(batch: Batch, check: OpenCheck, accusation: CheckAccusation) -> bool
         text = f"{accusation.node} fails {check.check}; exclusions only observe"
         only_say(batch, "exclude", text, rule="exclude.observe", evidence=_facts(check))
         return False
-    batch.state.put(replace(seat, is_leaving=True))
+    why = f"{seat.node} fails {check.check}: {accusation.reason}"
+    batch.state.send_away(seat, why)
     return True
 
 

@@ -207,7 +207,7 @@ def _say_formed(
 
 def _why_replaced(batch: Batch, was: Seat) -> str:
     if was.is_leaving:
-        return f"{was.node} must leave"
+        return was.leaves_because or f"{was.node} must leave"
     if was.stage == "gone":
         return f"{was.node} is gone"
     if was.stage == "stopping":

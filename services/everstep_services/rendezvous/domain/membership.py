@@ -271,6 +271,7 @@ def _take(batch: Batch, ask: Join) -> None:
         resume(batch, ask)
     is_adopted = is_new and is_adoptable(batch, ask)
     slot, stage = _adopted_seat(ask) if is_adopted else _seat_place(ask, before)
+    leaving = before if before is not None and not is_new and before.is_leaving else None
     seat = Seat(
         node=ask.node,
         slot=slot,
@@ -286,7 +287,8 @@ def _take(batch: Batch, ask: Join) -> None:
         allocation=ask.allocation,
         failure_domain=ask.failure_domain,
         master_port=ask.master_port,
-        is_leaving=before is not None and not is_new and before.is_leaving,
+        is_leaving=leaving is not None,
+        leaves_because=leaving.leaves_because if leaving else "",
     )
     state.put(seat)
     if state.doc.phase in {"joining", "ending"}:

@@ -16,7 +16,7 @@ def preempted(batch: Batch, seat: Seat, report: Report) -> None:
     """Note that a node will leave by itself; until then all ranks may save."""
     if seat.is_leaving or batch.state.doc.phase not in {"forming", "running"}:
         return
-    batch.state.put(replace(seat, is_leaving=True))
+    batch.state.send_away(seat, report.reason)
     agreed_save.ask(batch, report.reason, "preemption", within_s=report.grace_s, then_stop=True)
 
 

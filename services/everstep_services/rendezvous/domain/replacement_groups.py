@@ -2,8 +2,6 @@
 
 from collections import defaultdict
 
-from msgspec.structs import replace
-
 from everstep.messages import Option, Seat
 from everstep_services.rendezvous.domain.batch import Batch
 from everstep_services.rendezvous.domain.decisions import came_of, decide_to
@@ -58,14 +56,15 @@ def _send_away(batch: Batch, group: str, lost: Seat) -> None:
         for seat in batch.state.seats
         if seat.place == group and seat.stage != "gone" and not seat.is_leaving
     ]
-    for seat in rest:
-        batch.state.put(replace(seat, is_leaving=True))
     doc = batch.state.doc
     fate = "must leave" if lost.stage != "gone" else "is gone"
+    why = f"{lost.node} {fate}: the other nodes of its replacement group {group} leave with it"
+    for seat in rest:
+        batch.state.send_away(seat, why)
     decide_to(
         batch,
         "exclude",
-        f"{lost.node} {fate}: the other nodes of its replacement group {group} leave with it",
+        why,
         rule="exclude.group",
         incident=doc.incident.id if doc.incident else None,
         considered=(Option(action="wait", rejected="other groups can form the next round"),),

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Literal
 
-from msgspec.structs import replace
-
 from everstep.messages import (
     CollectEvidence,
     CopyReplica,
@@ -125,10 +123,10 @@ def dismissal(batch: Batch, seat: Seat) -> tuple[int, str]:
     The code is 0 where the others can continue: any other code would end a whole Slurm step.
     """
     stay = [other for other in batch.state.seats if other.stage != "gone" and not other.is_leaving]
+    why = seat.leaves_because or f"{seat.node} must leave"
     if largest_size([candidate_of(other) for other in stay], world_of(batch)):
-        grouped = batch.state.doc.spec.slots_per_group > 1
-        return 0, f"{seat.node} is replaced{f' with its group {seat.place}' if grouped else ''}"
-    return RETRYABLE, f"{seat.node} must leave, and the job needs another node: requeue it"
+        return 0, f"{why}; the others continue without it"
+    return RETRYABLE, f"{why}; the job needs another node: requeue it"
 
 
 def _stop(batch: Batch, ask: StopJob) -> Done:
@@ -157,7 +155,7 @@ def _restart(batch: Batch, ask: RestartJob) -> Done:
     for node in ask.without_nodes:
         seat = batch.state.seat(node)
         if seat is not None:
-            batch.state.put(replace(seat, is_leaving=True))
+            batch.state.send_away(seat, f"{ask.by} restarted without {node}: {ask.reason}")
     _end(batch, f"{ask.by} asked for another round: {ask.reason}", within_s)
     return done
 
@@ -174,7 +172,8 @@ def _drain(batch: Batch, ask: DrainNode) -> Done:
         return _refused(batch, ask, f"the job is over already: {batch.state.doc.reason}")
     if seat is None:
         return _refused(batch, ask, f"{ask.node} takes no part in the job")
-    batch.state.put(replace(seat, is_leaving=True))
+    why = f"{ask.by} drains {ask.node}: {ask.reason}"
+    batch.state.send_away(seat, why)
     exit_code, _ = dismissal(batch, seat)
     left = f"{ask.node} leaves, and its agent exits with {exit_code}"
     rest = "the others continue without it" if exit_code == 0 else "the job then needs another node"
@@ -182,7 +181,7 @@ def _drain(batch: Batch, ask: DrainNode) -> Done:
         return _accepted(batch, ask, f"{left}; {rest}")
     within_s = (ask.within_s or 0.0) if batch.state.doc.phase == "running" else 0.0
     done = _accepted(batch, ask, f"{_ends(batch, within_s)}; {left}; {rest}")
-    _end(batch, f"{ask.by} drains {ask.node}: {ask.reason}", within_s, node=ask.node)
+    _end(batch, why, within_s, node=ask.node)
     return done
 
 

@@ -23,6 +23,7 @@ Stage = Literal["idle", "starting", "running", "finished", "stopping", "absent",
 AT_WORK: frozenset[Stage] = frozenset({"starting", "running", "finished"})
 OVER: frozenset[Phase] = frozenset({"done", "stopped"})
 _FORMER_LEAST = 1024
+_REASON_MOST = 200
 
 
 class DocumentChanges(TypedDict, total=False):
@@ -170,6 +171,10 @@ class JobState:
             self._infra[seat.infra_rank] = seat.node
         self._layout = self._holders = None
         self.is_changed = True
+
+    def send_away(self, seat: Seat, because: str) -> None:
+        """Have a node leave, as soon as it has no ranks."""
+        self.put(replace(seat, is_leaving=True, leaves_because=because[:_REASON_MOST]))
 
     def drop(self, node: str) -> None:
         """Forget a node."""

@@ -53,6 +53,14 @@ def test_a_wrong_clock_is_named_in_the_list_and_on_the_page() -> None:
 OF_SUSPECT = {"suspect_at": "2026-11-21T07:00:00Z", "suspect_class": ""}
 
 
+def test_a_page_says_why_a_node_has_left() -> None:
+    why = "ann drains n1: the fan is loud; the others continue without it"
+    gone = node(state="left", state_at="2026-11-21T07:00:00Z", state_reason=why)
+    assert f"  left  07:00:00: {why}" in [
+        line.replace("2026-11-21 ", "") for line in node_page(gone)
+    ]
+
+
 def test_a_page_names_the_nvlink_domain() -> None:
     lines = list(node_page(node(nvlink_domain="nvlink-f2c1")))
     assert "  nvlink  nvlink-f2c1" in lines
