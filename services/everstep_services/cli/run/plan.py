@@ -184,10 +184,10 @@ def _checkpoints(given: Given, agent: AgentSettings) -> CheckpointSettings:
 
 def _bus(invocation: Invocation, given: Given) -> tuple[BusSettings | None, Loaded]:
     """The bus that options or settings name, if any; and all settings."""
-    flags = [
-        Flag(name, key, given.values.get(value) or None)
-        for name, (value, key) in _BUS_FLAGS.items()
-    ]
+    for name, (value, _) in _BUS_FLAGS.items():
+        if given.values.get(value) == "":
+            raise UsageError(f"{name} is empty: give it a value, or leave the option out")
+    flags = [Flag(name, key, given.values.get(value)) for name, (value, key) in _BUS_FLAGS.items()]
     loaded = invocation.load(
         {
             "bus": BusSettings,

@@ -1,5 +1,6 @@
 """Read the command line, make the plan, and either show it or hand it to the agent."""
 
+import asyncio
 import importlib
 import importlib.util
 import os
@@ -11,6 +12,7 @@ from typing import Any
 
 from everstep.bus.auth.login import Login
 from everstep.bus.errors import BusConfigError
+from everstep.bus.settings import BusSettings
 from everstep.observe.redaction import redact_words
 from everstep.settings import shown
 from everstep_services.agent.run_plan import RunPlan
@@ -62,7 +64,27 @@ def _show(invocation: Invocation, plan: RunPlan, notes: Sequence[str], wrong: Se
         say(f"note: {note}")
     for line in wrong:
         say(f"refused: {line}")
-    return Exit.USAGE if wrong else Exit.OK
+    if wrong:
+        return Exit.USAGE
+    return Exit.OK if plan.bus is None else _try_bus(plan.bus)
+
+
+def _try_bus(settings: BusSettings) -> int:
+    """Connect as an agent would; the exit code with which the run would end at once, or 0."""
+    from everstep.bus import connect
+    from everstep.bus.errors import BusDeniedError, BusError
+    from everstep_services.agent.runtime.main import UNREACHABLE
+
+    async def attempt() -> None:
+        async with connect(settings, "check"):
+            pass
+
+    try:
+        asyncio.run(attempt())
+    except BusError as error:
+        say(f"refused: {error}")
+        return Exit.USAGE if isinstance(error, BusDeniedError) else UNREACHABLE
+    return Exit.OK
 
 
 def objections(plan: RunPlan) -> Iterator[str]:
@@ -71,15 +93,13 @@ def objections(plan: RunPlan) -> Iterator[str]:
     if command.kind == "script":
         yield from _about_script(Path(command.target))
     elif command.kind == "module":
-        if importlib.util.find_spec(command.target.partition(".")[0]) is None and not (
-            Path(command.target.partition(".")[0]).is_dir()
-            or Path(f"{command.target.partition('.')[0]}.py").is_file()
-        ):
+        if not _is_module(command.target, Path()):
             yield f"there is no module {command.target}, neither here nor installed"
     elif shutil.which(command.target) is None:
         yield f"there is no program {command.target} that may be executed"
     if command.python and shutil.which(command.python) is None:
         yield f"there is no interpreter {command.python}: correct PYTHON_EXEC"
+    yield from _about_preload(plan)
     yield from _about_folders(plan)
     yield from _about_address(plan)
     if plan.bus is not None:
@@ -87,6 +107,28 @@ def objections(plan: RunPlan) -> Iterator[str]:
             Login(plan.bus).options()
         except BusConfigError as error:
             yield str(error)
+
+
+def _about_preload(plan: RunPlan) -> Iterator[str]:
+    if not plan.warm or plan.preload == "auto":
+        return
+    folder = Path(plan.command.target).parent if plan.command.kind == "script" else Path()
+    for name in plan.preload:
+        if not _is_module(name, folder):
+            yield (
+                f"--preload {name}: there is no such module, neither next to the script nor "
+                f"installed: correct the name, or leave it out"
+            )
+
+
+def _is_module(name: str, folder: Path) -> bool:
+    """Whether a module's outermost package is installed or in a folder; nothing is imported."""
+    top = name.partition(".")[0]
+    try:
+        is_installed = importlib.util.find_spec(top) is not None
+    except ValueError:  # for instance of an empty name
+        is_installed = False
+    return is_installed or (folder / top).is_dir() or (folder / f"{top}.py").is_file()
 
 
 def _about_folders(plan: RunPlan) -> Iterator[str]:

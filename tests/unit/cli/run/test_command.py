@@ -62,6 +62,7 @@ def test_the_launcher_of_nvrx_is_run_as_nvrx(
         (["--log-dir", "/proc/logs", "train.py"], "nothing can be written to /proc: "),
         (["--state-dir", "/proc/state", "train.py"], "with --state-dir"),
         (["."], "is a folder without a __main__.py"),
+        (["--preload", "no.such", "train.py"], "--preload no.such: there is no such module"),
     ],
 )
 def test_check_says_what_would_be_refused(
@@ -79,11 +80,46 @@ def test_check_says_what_would_be_refused(
 
 
 @pytest.mark.parametrize("check", [["--check"], []])
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--bus-url", "http://a:4222", "[bus] url: http:// is not an address of a bus"),
+        ("--bus-url", "", "--bus-url is empty: give it a value, or leave the option out"),
+        ("--bus-credentials-file", "", "--bus-credentials-file is empty"),
+    ],
+)
 def test_what_cannot_be_a_bus_is_refused_at_once(
-    alone: Path, capsys: pytest.CaptureFixture[str], check: list[str]
+    alone: Path,
+    capsys: pytest.CaptureFixture[str],
+    check: list[str],
+    option: str,
+    value: str,
+    said: str,
 ) -> None:
-    assert main(["run", *check, "--bus-url", "http://a:4222", "train.py"]) == 2
-    assert "[bus] url: http:// is not an address of a bus" in capsys.readouterr().err
+    assert main(["run", *check, option, value, "train.py"]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("nats://127.0.0.1:1", "refused: nothing listens at nats://127.0.0.1:1: start a server"),
+        (
+            "nats://no-such.invalid:4222",
+            "refused: the host in nats://no-such.invalid:4222 is unknown",
+        ),
+    ],
+)
+def test_check_connects_to_the_bus_as_an_agent_would(
+    alone: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    url: str,
+    said: str,
+) -> None:
+    monkeypatch.setenv("EVERSTEP_BUS__CONNECT_WITHIN_S", "3")
+    assert main(["run", "--check", "--job", "j", "--bus-url", url, "train.py"]) == 94
+    assert said in capsys.readouterr().err
 
 
 def test_the_page_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
