@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.default_planner import (
 )
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from trainer_sdk.checkpoint.flat_state import plain
 from trainer_sdk.checkpoint.manifest import Manifest, step_name
 from trainer_sdk.checkpoint.restore.errors import UnfitError
 from trainer_sdk.checkpoint.restore.stored_shards import StoredShards
@@ -152,7 +153,7 @@ class _Tensors:
             read += part.numel()
         if read < sum(tensor.numel() for tensor in state.values()):
             raise UnfitError("the checkpoint has only parts of its tensors")
-        return {key.removeprefix(self._prefix): tensor for key, tensor in state.items()}
+        return {plain(key.removeprefix(self._prefix)): tensor for key, tensor in state.items()}
 
 
 def _groups(sizes: Mapping[str, int], most_bytes: int) -> Iterator[list[str]]:

@@ -1,5 +1,6 @@
 """The state of a rank, flattened: tensors that are copied as they are, and values as bytes."""
 
+import re
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from trainer_sdk.checkpoint.restore.values import as_bytes, is_strided, unsavable
 
 Numbers = tuple[int, ...]
+_COMPILED = re.compile(r"(?<![^.])_orig_mod\.")
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, int, float, str, bool, type(None)})
 _DICTS = frozenset({dict, OrderedDict, defaultdict})
 _ALIGNED = 64
@@ -72,8 +74,16 @@ class LocalForm:
     indices: tuple[MetadataIndex, ...]
 
 
+def plain(key: str) -> str:
+    """The key without the names that `torch.compile` adds to those of a module."""
+    return _COMPILED.sub("", key) if "_orig_mod." in key else key
+
+
 def flatten(state: Mapping[str, Any]) -> FlatState:
-    """Flatten as torch does, but ten times as fast; objects give their `state_dict`."""
+    """Flatten as torch does, but ten times as fast; objects give their `state_dict`.
+
+    Keys are plain, as from torch's `get_model_state_dict`: compiled or not, it is the same state.
+    """
     flat = FlatState({}, {})
     asked = {k: v.state_dict() if isinstance(v, Stateful) else v for k, v in state.items()}
     _collect("", (), asked, flat)
@@ -157,15 +167,16 @@ def _collect(
     prefix: str, path: tuple[Any, ...], mapping: Mapping[Any, Any], into: FlatState
 ) -> None:
     for key, value in mapping.items():
-        name, kind = f"{prefix}{key}", type(value)
+        own, kind = plain(str(key)), type(value)
+        name = f"{prefix}{own}"
         if kind in _PLAIN:
             if name in into.values:
                 raise _called_alike(name)
-            into.values[name], into.paths[name] = value, (*path, str(key))
+            into.values[name], into.paths[name] = value, (*path, own)
         elif kind in _DICTS:
-            _collect(f"{name}.", (*path, str(key)), value, into)
+            _collect(f"{name}.", (*path, own), value, into)
         else:
-            values, paths = flatten_state_dict({str(key): value})
+            values, paths = flatten_state_dict({own: value})
             if twice := into.values.keys() & {prefix + key for key in values}:
                 raise _called_alike(min(twice))
             into.values.update({prefix + key: nested for key, nested in values.items()})

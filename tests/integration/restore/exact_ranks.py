@@ -183,7 +183,7 @@ class Training:
             "schedule": self.schedule.state_dict(),
             "random": {"torch": torch.get_rng_state(), "python": hash(random.getstate())},
         }
-        return {key: _digest(value) for key, value in _leaves(held)}
+        return {key.replace("._orig_mod", ""): _digest(value) for key, value in _leaves(held)}
 
     def unsharded(self) -> dict[str, str]:
         """All that ranks have together, by name; the same for any world size."""
@@ -226,6 +226,31 @@ class Replicated(Training):
 class Sharded(Training):
     def build(self) -> nn.Module:
         return sharded(model_of())
+
+
+class Alternating(Training):
+    """Every second restart compiles the model, or does not compile it any more."""
+
+    made = 0
+
+    def turn(self, model: nn.Module) -> nn.Module:
+        Alternating.made += 1
+        if Alternating.made % 2:
+            return model
+        compiled = torch.compile(model, backend="eager")
+        assert isinstance(compiled, nn.Module)
+        return compiled
+
+
+class ShardedCompiled(Alternating):
+    def build(self) -> nn.Module:
+        return self.turn(sharded(model_of()))
+
+
+class ReplicatedCompiled(Alternating, Replicated):
+    def build(self) -> nn.Module:
+        model = self.turn(nn.Sequential(nn.BatchNorm1d(8), *parts().values()))
+        return DistributedDataParallel(model)
 
 
 class ShardedByName(Sharded):
@@ -330,6 +355,8 @@ SHARDINGS: dict[str, type[Training]] = {
     "pp+fsdp2 named": InNamedStages,
     "experts": OfExperts,
     "fsdp2 by name": ShardedByName,
+    "fsdp2 compiled": ShardedCompiled,
+    "ddp compiled": ReplicatedCompiled,
 }
 _WITHOUT_NAMES = {"nested"}
 """Optimizers whose state torch's functions for states by name do not know."""

@@ -20,6 +20,8 @@ SHARDINGS = {
     "pp+fsdp2": False,
     "experts": False,
     "fsdp2 by name": False,
+    "fsdp2 compiled": True,
+    "ddp compiled": True,
 }
 """Whether the state of the optimizer has numbers, as `Optimizer.state_dict`, or names."""
 OPTIMIZERS = [

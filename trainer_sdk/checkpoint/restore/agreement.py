@@ -9,7 +9,7 @@ import msgspec
 
 from everstep.hashing import hash_of
 from trainer_sdk.checkpoint.events import Reporter
-from trainer_sdk.checkpoint.flat_state import StatePiece
+from trainer_sdk.checkpoint.flat_state import StatePiece, plain
 from trainer_sdk.checkpoint.manifest import Identity, step_name, step_of
 from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.restore.choice import (
@@ -262,7 +262,7 @@ class Agreement:
 
     def _keys_of_all(self, target: Target) -> frozenset[str]:
         """The keys of all ranks' states; ranks send their keys only if the hashes differ."""
-        own = sorted(target.values)
+        own = sorted(map(plain, target.values))
         hashes = self._group.gather(hash_of(msgspec.json.encode(own)), str)
         if len(set(hashes)) == 1:
             return frozenset(own)

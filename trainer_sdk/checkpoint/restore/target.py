@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from trainer_sdk.checkpoint.flat_state import FlatState, StatePiece, read_form
+from trainer_sdk.checkpoint.flat_state import FlatState, StatePiece, plain, read_form
 from trainer_sdk.checkpoint.restore.errors import UnfitError
 from trainer_sdk.checkpoint.restore.optimizer_state import (
     Form,
@@ -30,7 +30,8 @@ class Target:
     """The state that a rank gives to `restore`: tensors, nested dicts, objects with `state_dict`.
 
     An optimizer has no state before its first step, so it gets a state of zeros to load into.
-    Optional values count only if they are among the `saved` keys, if these are known.
+    Optional values count only if they are among the `saved` keys, if these are known. Keys are
+    plain, or spelled as in the checkpoint: of a compiled module, older releases saved others.
     """
 
     def __init__(
@@ -59,13 +60,15 @@ class Target:
         self._loaded: set[str] = set()
         self._kept: set[str] = set()
         self._slots: dict[str, tuple[Any, Any]] = {}
+        self._spelling = _spelling(saved)
         self._find_slots()
-        self.of_all: frozenset[str] = frozenset(self._slots)
-        """The keys of all ranks' states."""
+        self.of_all: frozenset[str] = frozenset(map(plain, self._slots))
+        """The plain keys of all ranks' states."""
 
     def _find_slots(self) -> None:
         self._slots.clear()
-        for key, holder, name in leaves(self._dicts):
+        for path, holder, name in leaves(self._dicts):
+            key = self._spelling.get(plain(path), plain(path))
             if key in self._slots:
                 raise ValueError(f"two values of the state are called {key}: rename one")
             if isinstance(holder[name], torch.Tensor) and holder[name].is_meta:
@@ -94,7 +97,9 @@ class Target:
                 if key.startswith(inside)
             }
             self._dicts[name]["state"] = state_like(optimizer, own)
-        if self._open:
+        spelling = _spelling(saved)
+        if self._open or spelling != self._spelling:
+            self._spelling = spelling
             self._find_slots()
 
     @property
@@ -262,6 +267,11 @@ def _is_filled(part: object, values: Any) -> bool:
     )
 
 
+def _spelling(saved: Collection[str]) -> dict[str, str]:
+    """Saved keys that are not plain, by the plain ones."""
+    return {own: key for key in saved if (own := plain(key)) != key and own not in saved}
+
+
 def _has_flag(part: object, name: str) -> bool:
     return bool(getattr(part, name, False))
 
@@ -277,11 +287,13 @@ def check_fit(
     """
     lacking = _lacking(target, wanted, saved, others)
     unlike = [key for key, form in wanted.items() if key in saved and saved[key] != form]
-    left_over = [key for key in saved if key not in target.of_all and key not in wanted]
-    unread = [key for key in others if key not in target.of_all and not target.is_of_rank(key)]
+    left_over = [key for key in saved if plain(key) not in target.of_all and key not in wanted]
+    unread = [
+        key for key in others if plain(key) not in target.of_all and not target.is_of_rank(key)
+    ]
     if target.is_strict:
-        _refuse("lacks", lacking)
-        _refuse("has, and the state to load into lacks,", left_over)
+        _refuse(target, "lacks", lacking)
+        _refuse(target, "has, and the state to load into lacks,", left_over)
         for key in unlike:
             raise UnfitError(f"{key} is {_words(saved[key])} there, and {_words(wanted[key])} here")
         return tuple(sorted(unread))
@@ -336,9 +348,14 @@ def check_values(target: Target, values: Mapping[str, object]) -> None:
         raise UnfitError(why)
 
 
-def _refuse(difference: str, keys: list[str]) -> None:
-    if keys:
-        raise UnfitError(f"it {difference} {named(keys)} (strict=False loads the rest)")
+def _refuse(target: Target, difference: str, keys: list[str]) -> None:
+    if not keys:
+        return
+    parts = {key.partition(".")[0] for key in keys}
+    filled = {key.partition(".")[0] for key in target.values.keys() - set(keys)}
+    kept = sorted(parts - filled) if difference == "lacks" else []
+    rest = f"leaves {' and '.join(kept)} as made, and loads" if kept else "loads"
+    raise UnfitError(f"it {difference} {named(keys)} (strict=False {rest} the rest)")
 
 
 def named(keys: Collection[str]) -> str:

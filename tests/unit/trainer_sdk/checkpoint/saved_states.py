@@ -122,9 +122,9 @@ class Place:
         if folder.exists():
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
-        target = Target(dict(state))
+        target = Target(dict(state), changes.pop("keys", ()))
         octets, entries = _image(target)
-        layout = layout_of([_pieces(state)] * self.world_size)
+        layout = layout_of([target.pieces] * self.world_size)
         owner = changes.pop("owner", rank)
         layout = changes.pop("layout", layout)
         index = ImageIndex(

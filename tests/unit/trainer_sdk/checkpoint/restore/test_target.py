@@ -21,6 +21,7 @@ from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tests.unit.trainer_sdk.checkpoint.saved_states import Place
+from trainer_sdk.checkpoint.flat_state import flatten
 from trainer_sdk.checkpoint.restore.errors import RestoreError
 from trainer_sdk.checkpoint.restore.target import Target
 
@@ -417,3 +418,54 @@ def test_a_model_without_memory_is_refused_with_the_remedy(tmp_path: Path, tier:
         empty = Used()
     with pytest.raises(RestoreError, match=r"model\.used\.weight is on the meta device.*to_empty"):
         place.restore({0: {"model": empty}})
+
+
+def compiled(model: torch.nn.Module) -> torch.nn.Module:
+    made = torch.compile(model, backend="eager")
+    assert isinstance(made, torch.nn.Module)
+    return made
+
+
+@pytest.mark.parametrize("tier", ["global", "memory"])
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("keys", ["of an older release", "plain"])
+def test_a_state_of_a_compiled_model_is_that_of_the_model(
+    tmp_path: Path, tier: str, is_compiled: bool, keys: str
+) -> None:
+    """Also of a part of a model; and a plain state is loaded into a compiled model."""
+
+    def model(value: float, wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> torch.nn.Module:
+        inner = torch.nn.Sequential(torch.nn.Linear(2, 3), wrap(torch.nn.Linear(3, 1)))
+        for one in inner.parameters():
+            torch.nn.init.constant_(one, value)
+        return wrap(inner)
+
+    place, older = Place(tmp_path), keys == "of an older release"
+    saved = {"model": model(7, compiled if older else lambda one: one)}
+    spelled = [f"model.{key}" for key in saved["model"].state_dict()]
+    assert any("_orig_mod" in key for key in spelled) is older
+    if tier == "global":
+        place.publish(4, saved)
+    else:
+        place.keep(4, 0, saved, keys=spelled)
+    live = {"model": model(1, compiled if is_compiled else lambda one: one)}
+    [restored] = place.restore({0: live})
+    assert restored is not None
+    assert (restored.tier, place.told.warned) == (tier, [])
+    assert all(bool((one == 7).all()) for one in live["model"].parameters())
+
+
+def test_a_compiled_model_is_saved_with_plain_keys() -> None:
+    flat = flatten({"model": compiled(torch.nn.Linear(2, 1))})
+    assert [*flat.values] == ["model.weight", "model.bias"]
+    assert flat.paths["model.bias"] == ("model", "bias")
+
+
+def test_a_refusal_names_the_parts_that_would_stay_as_made(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.publish(4, {"other": torch.nn.Linear(2, 1), "step": 4})
+    live = {"model": torch.nn.Linear(2, 1), "step": 0}
+    with pytest.raises(
+        RestoreError, match=r"strict=False leaves model as made, and loads the rest"
+    ):
+        place.restore({0: live})
