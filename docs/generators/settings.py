@@ -23,7 +23,10 @@ One file, `everstep.toml`, with a section for each concern. Five layers, each ov
 5. the environment, `EVERSTEP_<SECTION>__<KEY>`, lists with commas or as JSON, tables as JSON;
    then flags of the command.
 
-`--config FILE` or `EVERSTEP_CONFIG` names one file to read instead of those three.
+`--config FILE` or `EVERSTEP_CONFIG` names one file to read instead of those three. Without them, a
+file in your home or in this folder is refused where another user owns it or its folder, or where
+every user may write: it may name programs to run, and addresses that get your secrets. Root, and
+behind `sudo` who called it, are no strangers.
 `EVERSTEP_STATE_DIR` names the folder of `everstep up`. What is not known is refused, with the
 nearest name that is. Secrets are never values: a setting that ends in `_file` names the file.
 

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from everstep.settings.file_owners import stranger_of
 from everstep.settings.schema import (
     Leaf,
     Settings,
@@ -99,12 +100,21 @@ def config_files(
     """The files to read, the weakest first: those of the three usual places that exist.
 
     With `chosen`, or `EVERSTEP_CONFIG`, that one only; it must exist. `root` is for tests.
+    Settings name programs and addresses that get secrets: a file that a stranger may have written
+    in the home or in this folder raises `SettingsError`.
     """
     if chosen is None and environ.get("EVERSTEP_CONFIG"):
         chosen = Path(environ["EVERSTEP_CONFIG"])
     if chosen is not None:
         return (chosen.expanduser(),)
-    return tuple(path for path in usual_places(environ, root=root) if _is_there(path))
+    of_site, *others = usual_places(environ, root=root)
+    for path in filter(_is_there, others):
+        if why := stranger_of(path):
+            raise SettingsError(
+                f"{path} is not read: {why}; if you trust it, name it with --config or "
+                f"EVERSTEP_CONFIG"
+            )
+    return tuple(path for path in (of_site, *others) if _is_there(path))
 
 
 def usual_places(environ: Mapping[str, str], *, root: Path = Path("/")) -> tuple[Path, ...]:

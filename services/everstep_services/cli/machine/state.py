@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from everstep.settings.file_owners import stranger_of
 from everstep_services.cli.errors import CliError, Exit
 
 _LOCK = "up.lock"
@@ -139,6 +140,9 @@ class StateDir:
         return None
 
     def _is_held(self) -> bool:
+        if why := stranger_of(self.path / _LOCK):
+            # What it names would be ended, or asked with a token from any file that it names.
+            raise CliError(f"{self.path} is not trusted: {why}; ask as that user", Exit.FORBIDDEN)
         try:
             descriptor = os.open(self.path / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):

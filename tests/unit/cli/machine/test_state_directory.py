@@ -231,3 +231,19 @@ def test_the_holder_is_written_as_json(state: StateDir) -> None:
     with state.held():
         raw = msgspec.json.decode((state.path / "up.lock").read_bytes())
     assert raw["pid"] == os.getpid()
+
+
+def test_the_word_of_a_stranger_is_not_taken(
+    state: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """His file would name a process to end, and any file as the token to send him."""
+    with held_by_another(state):
+        assert state.holder() is not None
+        if (uid := os.geteuid()) == 0:
+            os.chown(state.path, 54321, -1)
+        else:
+            monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
+        for ask in (state.holder, state.running):
+            with pytest.raises(CliError, match=r"not trusted: .* belongs to user \d+") as caught:
+                ask()
+            assert caught.value.code is Exit.FORBIDDEN
