@@ -13,7 +13,8 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
-_MARK = "EVERSTEP_TEST_RUNS"
+_MARK = "TEST_RUNS"
+_KEPT = ("PATH", "LANG", _MARK)
 _ENDS_WITHIN_S = 1.0
 
 
@@ -27,6 +28,11 @@ def end_with_this_process() -> None:
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     watcher.returncode = 0  # nobody waits for it: it outlives this process
+
+
+def bare_environment() -> dict[str, str]:
+    """Nothing of the person who runs the tests, but what ends with their run."""
+    return {name: os.environ[name] for name in _KEPT if name in os.environ}
 
 
 def _marked(mark: bytes) -> list[int]:

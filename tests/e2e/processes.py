@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.e2e import lifeline
 from tests.e2e.failure_logs import ENDINGS
 from tests.waiting import WITHIN_S
 
@@ -20,7 +21,6 @@ TAG = "END_TO_END_TEST"
 
 def environment(folder: Path, tag: str, **more: str) -> dict[str, str]:
     """Nothing of the person who runs the tests."""
-    kept = {name: value for name, value in os.environ.items() if name in {"PATH", "LANG"}}
     runtime, memory = folder / "runtime", folder / "memory"
     for place in (runtime, memory):
         place.mkdir(parents=True, exist_ok=True)
@@ -32,7 +32,7 @@ def environment(folder: Path, tag: str, **more: str) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         TAG: tag,
     }
-    return {**kept, **own, **more}
+    return {**lifeline.bare_environment(), **own, **more}
 
 
 class Process:

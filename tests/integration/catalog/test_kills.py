@@ -19,6 +19,7 @@ from everstep.bus.ports import Bus, Held
 from everstep.bus.server.dev_server import DevServer
 from everstep.messages import CheckpointQuarantined, CheckpointVerified
 from tests.checkpoint_helpers.checkpoint_shelves import flip
+from tests.e2e import lifeline
 from tests.integration.catalog.replicas import committed, places
 from tests.integration.health.replicas import facts_of
 from tests.waiting import WITHIN_S, until_async
@@ -36,7 +37,7 @@ SAVES = 3
 async def started(nats: DevServer, folder: Path, **more: str) -> asyncio.subprocess.Process:
     settings = nats.settings(SERVICE)
     environ = {
-        "PATH": os.environ["PATH"],
+        **lifeline.bare_environment(),
         "PYTHONPATH": os.pathsep.join(sys.path),
         "EVERSTEP_BUS__URL": settings.url,
         "EVERSTEP_BUS__CREDENTIALS_FILE": str(settings.credentials_file),

@@ -24,6 +24,7 @@ from everstep.ids import new_id
 from everstep.messages import JobEnded
 from everstep_services.agent.telemetry.leftover_spools import remember
 from everstep_services.cli.stack.services import SERVICES
+from tests.e2e import lifeline
 from tests.variants import variant
 from tests.waiting import until
 
@@ -40,8 +41,7 @@ def state(tmp_path: Path) -> Path:
 @pytest.fixture
 def environ(tmp_path: Path, state: Path) -> dict[str, str]:
     """Nothing of the person who runs the tests."""
-    kept = {name: value for name, value in os.environ.items() if name in {"PATH", "LANG"}}
-    return {**kept, "HOME": str(tmp_path), "EVERSTEP_STATE_DIR": str(state)}
+    return {**lifeline.bare_environment(), "HOME": str(tmp_path), "EVERSTEP_STATE_DIR": str(state)}
 
 
 def everstep(

@@ -1,7 +1,6 @@
 """What the documentation says exists, what exists is documented, and its examples run."""
 
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -22,6 +21,7 @@ from everstep.settings import leaves
 from everstep_services.cli.errors import Exit
 from everstep_services.cli.group import everstep
 from everstep_services.cli.settings_sections import known_sections
+from tests.e2e import lifeline
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
@@ -252,8 +252,8 @@ def test_python_in_pages_is_python_and_imports_what_exists(page: Path) -> None:
 def test_the_recorded_fact_of_the_guide_is_read_back(tmp_path: Path) -> None:
     """The example of `record-a-fact.md` runs as printed."""
     state = tmp_path / "state"
-    kept = {name: value for name, value in os.environ.items() if name in {"PATH", "LANG"}}
-    environ = {**kept, "HOME": str(tmp_path), "EVERSTEP_STATE_DIR": str(state)}
+    own = {"HOME": str(tmp_path), "EVERSTEP_STATE_DIR": str(state)}
+    environ = {**lifeline.bare_environment(), **own}
 
     def run(*arguments: str, **more: str) -> str:
         done = subprocess.run(

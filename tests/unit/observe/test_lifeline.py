@@ -19,11 +19,13 @@ def pytest_configure(config):
         lifeline.end_with_this_process()
 """
 TEST = """
-import os, signal, subprocess, sys
+import os, signal, subprocess
+from tests.e2e import lifeline
 
 def test_that_is_interrupted():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    agent = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    own = lifeline.bare_environment()
+    agent = subprocess.Popen(["sleep", "600"], start_new_session=True, env=own)
     with open({pids!r} + ".new", "w") as file:
         file.write(f"{{agent.pid}} {{os.getpid()}}")
     os.rename({pids!r} + ".new", {pids!r})
