@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 import pytest
 
-from everstep.archive import Archive, unpack
+from everstep.evidence.archive import Archive, unpack
 from everstep_services.agent.settings import KINDS
 from everstep_services.attribution.flight_recorder.dump import read_dump
 from tests.e2e import failure_logs

@@ -14,9 +14,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from everstep.clock import SystemClock
+from everstep.evidence.nccl_ras import parse
+from everstep_services.agent.collectors.collection import Scene
+from everstep_services.agent.collectors.nccl_ras import nccl_status
 from everstep_services.agent.probes.gpu import snapshot
 from everstep_services.agent.probes.gpu.nvml import load, opened
 from everstep_services.agent.ranks.device_memory import held
+from everstep_services.agent.ranks.protocol import RankSeen
 from everstep_services.agent.stalls.collectives import CollectiveState, read_collectives
 from everstep_services.agent.stalls.recorder_traces import read_traces
 from everstep_services.agent.timings.collective_entries import parse_recording
@@ -27,6 +32,7 @@ from trainer_sdk.bootstrap.torch_hooks import serve_torch
 from trainer_sdk.checkpoint.save.buffers import Buffer
 from trainer_sdk.device.gpu_state import gpu_check
 from trainer_sdk.nvrx.nccl_check import of_release
+from trainer_sdk.page import make_page
 
 pytestmark = [
     pytest.mark.gpu,
@@ -181,6 +187,17 @@ def test_nvml_knows_this_process_and_its_gpu() -> None:
     assert (seen.gone, seen.unreadable) == (None, ())
     assert seen.uuid.startswith("GPU-")
     del keep
+
+
+def test_the_ras_of_nccl_knows_this_process(group: Path) -> None:
+    """Proves: the protocol of RAS, and the names in its JSON; it needs a group of NCCL."""
+    dist.all_reduce(torch.ones(8, device="cuda"))
+    torch.cuda.synchronize()
+    here = RankSeen(0, os.getpid(), make_page(str(group / "page-ras")), group)
+    found = asyncio.run(nccl_status(Scene([here], 10.0), SystemClock()))
+    assert found is not None, "what listens at NCCL_RAS_ADDR, if anything, does not know it"
+    ranks = [rank for one in parse(found.content).communicators for rank in one.ranks]
+    assert any(rank.pid == os.getpid() and rank.collective_counts for rank in ranks)
 
 
 def test_nccl_can_be_aborted_while_it_waits(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from everstep.settings import Settings
 from everstep_services.agent.replicas.settings import CheckpointSettings
 
 Kind = Literal[
-    "page", "process", "flight_recorder", "stacks", "kernel_log", "gpu", "cgroup", "environment"
-]
+    "page", "process", "flight_recorder", "nccl_ras", "stacks", "kernel_log", "gpu", "cgroup",
+    "environment",
+]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 

@@ -3,8 +3,8 @@
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
-from everstep.archive import BadArchiveError, is_archive, unpack
 from everstep.bus.errors import BlobMissingError, BusError
+from everstep.evidence.archive import BadArchiveError, is_archive, unpack
 from everstep.messages import BlobRef, Case, EvidencePiece
 from everstep_services.attribution.domain.claims import Claim
 

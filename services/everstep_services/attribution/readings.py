@@ -4,7 +4,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from everstep.archive import BadArchiveError, is_archive, unpack
+from everstep.evidence.archive import BadArchiveError, is_archive, unpack
 from everstep_services.attribution.flight_recorder.analysis import FlightAnalysis
 from everstep_services.attribution.flight_recorder.folder import DumpFile, read_dumps
 from everstep_services.attribution.flight_recorder.report import FlightReport

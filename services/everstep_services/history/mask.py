@@ -12,7 +12,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from everstep.archive import ArchiveMember, BadArchiveError, is_archive, pack, unpack
+from everstep.evidence.archive import ArchiveMember, BadArchiveError, is_archive, pack, unpack
 from everstep.observe.redaction import redact, redact_json
 
 _STREAM = "text/event-stream"

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from everstep.archive import ArchiveMember, pack
 from everstep.bus import connect
 from everstep.bus.auth.roles import SERVICE
 from everstep.bus.client import NatsBus
 from everstep.bus.errors import AskRefusedError
 from everstep.bus.server.dev_server import DevServer
+from everstep.evidence.archive import ArchiveMember, pack
 from everstep.messages import (
     ActionDecided,
     ActionTaken,

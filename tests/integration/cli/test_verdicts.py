@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from everstep.archive import ArchiveMember, pack
 from everstep.bus.ports import Bus
+from everstep.evidence.archive import ArchiveMember, pack
 from everstep.messages import Alternative, CorrectVerdict, Done, EvidenceItem, Message
 from everstep_services.cli.errors import Exit
 from tests.integration.history.served_story import Run, ServedStory

@@ -10,8 +10,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from everstep.archive import ArchiveMember, pack
 from everstep.bus.blobs import MAX_BLOB_BYTES
+from everstep.evidence.archive import ArchiveMember, pack
 from everstep.messages import (
     BlobRef,
     CorrectVerdict,

@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from everstep.archive import ArchiveMember, pack
 from everstep.bus.errors import BlobMissingError
+from everstep.evidence.archive import ArchiveMember, pack
 from everstep.messages import BlobRef, Case, EvidencePiece, Stall
 from everstep_services.attribution.analyzers.runner import BUILT_IN, AnalyzerRunner
 from everstep_services.attribution.domain.combiner import CaseJudgement, combine

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from everstep.archive import ArchiveMember, pack, unpack
+from everstep.evidence.archive import ArchiveMember, pack, unpack
 from everstep.messages import BlobRef, EvidencePiece, RankEnd, Stall
 from everstep_services.attribution.analyzers import nvrx
 from everstep_services.attribution.analyzers.runner import BUILT_IN, AnalyzerRunner
 from everstep_services.attribution.domain.combiner import combine
 from everstep_services.attribution.flight_recorder import faults
 from tests.fakes import flight_dumps as fake
+from tests.fakes import nccl_ras
 from tests.unit.attribution.cases import case, end, lost_peer, raised
 from tests.unit.attribution.evidence import (
     ALL_REDUCE,
@@ -43,6 +44,22 @@ async def test_who_never_came_to_a_collective_is_named_from_the_recorders() -> N
     found = await judged(HANG, {"flight_recorder": recorders(2, 3)})
     assert (found.cause, found.ranks, found.nodes) == ("user_code", (2,), ())
     assert found.kind == "never_joined"
+
+
+async def test_a_rank_that_nccl_finds_out_of_step_is_named_by_its_number_in_the_world() -> None:
+    """In a group of two ranks it has another number."""
+    all_ranks = nccl_ras.communicator({rank: {"AllReduce": 5} for rank in range(4)})
+    pair = nccl_ras.communicator({0: {"AllGather": 7}, 1: {"AllGather": 6}}, members=(1, 3))
+    found = await judged(HANG, {"nccl_ras": nccl_ras.answer(all_ranks, pair)})
+    assert found.ranks == (3,)
+    assert "NCCL: rank 3 launched 6 AllGather, and most of the others 7" in found.reason
+    assert (found.cause, found.kind) == ("user_code", "ras_behind")
+    unknown = await judged(HANG, {"nccl_ras": nccl_ras.answer(pair)})
+    assert unknown.ranks == ()
+    silent = nccl_ras.communicator({rank: {} for rank in range(3)}, (3,))
+    assert (await judged(HANG, {"nccl_ras": nccl_ras.answer(silent)})).ranks == (3,)
+    broken = await judged(HANG, {"nccl_ras": b"{"})
+    assert any("nccl_ras of n1: its JSON cannot be read" in line for line in broken.missing)
 
 
 async def test_a_port_that_nccl_has_lost_is_evidence_against_the_network() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from everstep.archive import ArchiveMember, pack
+from everstep.evidence.archive import ArchiveMember, pack
 from everstep.messages import RankEnd, Stall
 from tests.unit.attribution.cases import case, end, lost_peer, raised
 from tests.unit.attribution.evidence import (

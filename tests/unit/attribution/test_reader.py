@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from everstep.archive import ArchiveMember, pack
 from everstep.bus.requests import RefusalError
+from everstep.evidence.archive import ArchiveMember, pack
 from everstep.messages import BlobRef, EvidencePiece, ReadEvidence
 from everstep.messages.codec import encode
 from everstep_services.attribution import evidence_reader

@@ -70,7 +70,7 @@ class EvidenceCollected(IncidentFact, frozen=True, kw_only=True, tag="evidence_c
     node: Name
     """The node that the evidence comes from."""
     evidence: Name
-    """`exception`, `log`, `flight_recorder`, `stacks`, `kernel_log`, `gpu`, `cgroup`,
+    """`exception`, `log`, `flight_recorder`, `nccl_ras`, `stacks`, `kernel_log`, `gpu`, `cgroup`,
     `environment`, `page`, `process` (the kernel's view of the ranks that still lived) or `check`.
     The blob of `flight_recorder` and of `stacks` is an archive with a file for each rank."""
     rank: Count | None = None
@@ -96,8 +96,8 @@ class EvidenceItem(Part, frozen=True, kw_only=True):
     says: str
     """The finding, in words: `rank 7 never entered all_reduce 1204`."""
     analyzer: str = ""
-    """The analyzer that made the finding: `flight_recorder`, `stacks`, `logs`, `health`,
-    `history`."""
+    """The analyzer that made the finding: `flight_recorder`, `nccl_ras`, `stacks`, `logs`,
+    `health`, `history`."""
     fact: str | None = None
     """The fact that the finding comes from."""
     blob: BlobRef | None = None

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from everstep import archive
-from everstep.archive import ArchiveMember
 from everstep.clock import Clock
 from everstep.errors import EverstepError
+from everstep.evidence import archive
+from everstep.evidence.archive import ArchiveMember
 from everstep_services.agent.ranks.protocol import RankSeen
 
 log = logging.getLogger(__name__)

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Mapping
 
-from everstep.archive import ArchiveMember
 from everstep.clock import Clock
+from everstep.evidence.archive import ArchiveMember
 from everstep_services.agent.collectors.collection import (
     EvidenceFound,
     NothingFoundError,

@@ -7,6 +7,7 @@ from everstep_services.agent.collectors.collection import Collector
 from everstep_services.agent.collectors.environment import environment
 from everstep_services.agent.collectors.flight_recorder import flight_recorders
 from everstep_services.agent.collectors.gpu import gpus
+from everstep_services.agent.collectors.nccl_ras import nccl_status
 from everstep_services.agent.collectors.node_state import NodeState
 from everstep_services.agent.collectors.rank_state import pages, processes
 from everstep_services.agent.collectors.stacks import StacksReader, written_stacks
@@ -39,6 +40,7 @@ def collectors(without: Collection[str] = (), *, native_stacks: bool = False) ->
         "page": pages,
         "process": processes,
         "flight_recorder": flight_recorders,
+        "nccl_ras": nccl_status,
         "stacks": StacksReader(native=native_stacks).stacks,
     }
     of_node: Mapping[Kind, Collector] = {"gpu": gpus, "cgroup": node.cgroup}

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.archive import ArchiveMember
 from everstep.clock import Clock
+from everstep.evidence.archive import ArchiveMember
 from everstep_services.agent.collectors.collection import (
     EvidenceFound,
     NothingFoundError,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.archive import MAX_BYTES, MISSING, BadArchiveError, is_archive, unpack
 from everstep.errors import EverstepError
+from everstep.evidence.archive import MAX_BYTES, MISSING, BadArchiveError, is_archive, unpack
 from everstep_services.attribution.stack_analysis.dumps import BadStacksError, read_stacks
 from everstep_services.attribution.stack_analysis.stacks import RankStacks, Unreadable
 

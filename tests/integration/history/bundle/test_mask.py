@@ -12,9 +12,9 @@ from urllib.parse import urlencode
 import httpx2
 import msgspec
 
-from everstep.archive import ArchiveMember, pack
-from everstep.archive import unpack as unpack_archive
 from everstep.clock import SystemClock
+from everstep.evidence.archive import ArchiveMember, pack
+from everstep.evidence.archive import unpack as unpack_archive
 from everstep.messages import BlobRef, Fact
 from everstep.messages.codec import decode, encode
 from everstep.settings import remember_secret

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from everstep.archive import unpack
 from everstep.clock import SystemClock
+from everstep.evidence.archive import unpack
 from everstep_services.agent.collectors.collection import (
     EXITED,
     NOT_STARTED,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.archive import ArchiveMember, pack
+from everstep.evidence.archive import ArchiveMember, pack
 from everstep_services.attribution.stack_analysis import dumps
 from everstep_services.attribution.stack_analysis.dumps import BadStacksError, read_stacks
 from everstep_services.attribution.stack_analysis.files import NoStacksError, read_paths

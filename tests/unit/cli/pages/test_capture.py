@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from everstep.archive import ArchiveMember, pack
+from everstep.evidence.archive import ArchiveMember, pack
 from everstep_services.agent.settings import KINDS
 from everstep_services.cli.api.client import Api
 from everstep_services.cli.commands.jobs.capture import CaptureRequest, await_pieces, fetch

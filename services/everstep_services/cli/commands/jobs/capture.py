@@ -8,8 +8,8 @@ from typing import Any, Self
 
 import click
 
-from everstep import archive
-from everstep.archive import BadArchiveError
+from everstep.evidence import archive
+from everstep.evidence.archive import BadArchiveError
 from everstep.ids import new_id
 from everstep.messages.facts.incidents import CAPTURE
 from everstep.subjects import is_name

@@ -12,8 +12,8 @@ import msgspec
 from fastapi import APIRouter, Path, Response
 from msgspec.structs import replace
 
-from everstep.archive import is_archive
 from everstep.bus.errors import BlobMissingError, BusDeniedError, BusError
+from everstep.evidence.archive import is_archive
 from everstep.messages import (
     BlobRef,
     CollectivesRead,

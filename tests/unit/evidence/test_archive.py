@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep import archive
-from everstep.archive import ArchiveMember, BadArchiveError, members, pack, unpack
+from everstep.evidence import archive
+from everstep.evidence.archive import ArchiveMember, BadArchiveError, members, pack, unpack
 
 PACKED = pack(
     [ArchiveMember(0, "json", b"{}"), ArchiveMember(None, "txt", b"dmesg")],

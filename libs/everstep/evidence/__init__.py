@@ -1,0 +1,1 @@
+"""What agents collect about failures, in forms that services and commands read."""
