@@ -269,9 +269,16 @@ _TAKEN: dict[str, tuple[str, str, Kind]] = {
 
 _DETECTION = "limits are learned from the training itself"
 _LOGS = "every line of every rank is kept by --log-dir, and the console shows it"
-_ATTRIBUTION = (
-    "the service attribution has settings of its own, `[attribution]`; see `everstep why`"
-)
+_ATTRIBUTION = {
+    "endpoint": "every incident is judged by the service attribution, over the bus: `everstep why`",
+    "startup-timeout": "no job waits for attribution, which judges once it is there",
+    "llm-api-key-file": "set key_file in [attribution.explainer] of the services",
+    "llm-base-url": "set url in [attribution.explainer] of the services",
+    "llm-model": "set model in [attribution.explainer] of the services",
+    "analysis-backend": "all analyzers judge together; `everstep why JOB` names those that did",
+    "log-level": "set level in [log] of the services",
+    "export-url": "set [notify.webhook] of the services, which posts incidents with verdicts",
+}
 _HEALTH = "checks of nodes are the agent's: see [checks]"
 _STORAGE = "name the folders to look at under [checks]: storage_paths"
 _DEVICES = (
@@ -313,15 +320,7 @@ _NOTED = {
         ],
         _LOGS,
     ),
-    **dict.fromkeys(
-        [
-            "--ft-attribution-endpoint", "--ft-attribution-startup-timeout",
-            "--ft-attribution-llm-api-key-file", "--ft-attribution-llm-base-url",
-            "--ft-attribution-llm-model", "--ft-attribution-analysis-backend",
-            "--ft-attribution-log-level", "--ft-attribution-export-url",
-        ],
-        _ATTRIBUTION,
-    ),
+    **{f"--ft-attribution-{name}": note for name, note in _ATTRIBUTION.items()},
     "--ft-rank-termination-signal": "a stalled rank gets SIGTERM, then SIGKILL: --stop-grace",
     "--ft-log-level": "set level in [log]",
     "--ft-restart-policy": "any failed rank ends the round, as with its only value",

@@ -222,6 +222,15 @@ def test_a_range_of_nodes_of_ft_launcher_names_the_spares(as_nvrx: list[str]) ->
     assert "8 nodes and 2 hot spares are --nnodes 8 --spares 2" in given.notes[-1]
 
 
+def test_each_option_of_nvrx_attribution_names_what_stands_in_its_place() -> None:
+    names = [one for one in NVRX_FLAGS if one.startswith("--ft-attribution-")]
+    names.remove("--ft-attribution-stop-action")
+    notes = [ours([name, "x", "x.py"]).notes[-1] for name in names]
+    assert len({note.partition(": ")[2] for note in notes}) == len(names) == 8
+    model = notes[names.index("--ft-attribution-llm-model")]
+    assert "set model in [attribution.explainer] of the services" in model
+
+
 def test_options_of_ft_launcher_become_ours_with_a_note() -> None:
     given = ours(
         [
