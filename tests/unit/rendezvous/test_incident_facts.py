@@ -139,8 +139,8 @@ def test_the_ledger_says_where_the_time_went() -> None:
     world.back("n1", evidence_s=0.2, stop_s=0.3)
     world.tick(2)
     world.run(stepped=False)
-    world.tick(4)
-    world.report("n0", "first_step", step=1, restore_s=1.5)
+    world.tick(4.5)
+    world.report("n0", "first_step", step=1, restore_s=1.5, age_s=0.5)
     ledger = world.of(IncidentClosed)[0].ledger
     assert (ledger.unfinished_s, ledger.detect_s) == (0.5, 0.0), "its end was seen at once"
     assert (ledger.evidence_s, ledger.stop_s) == (0.2, 0.3)

@@ -102,8 +102,10 @@ def started(batch: Batch) -> None:
         batch.state.set(incident=_count(batch, incident, "start_s"))
 
 
-def close(batch: Batch, outcome: IncidentOutcome, reason: str, entry: LedgerEntry) -> None:
-    """Close the incident; the time not counted yet goes into `entry`, or was a restore.
+def close(
+    batch: Batch, outcome: IncidentOutcome, reason: str, entry: LedgerEntry, before_s: float = 0.0
+) -> None:
+    """Close the incident; the time until `before_s` ago goes into `entry`, or was a restore.
 
     A training that shows no steps was back when its first collective began, if that is known.
     """
@@ -117,7 +119,7 @@ def close(batch: Batch, outcome: IncidentOutcome, reason: str, entry: LedgerEntr
         before_s = batch.now.s - moving
         incident = _count(batch, doc.incident, "first_step_s", before_s=before_s)
     else:
-        incident = _count(batch, doc.incident, entry, restore_s=doc.restore_s)
+        incident = _count(batch, doc.incident, entry, restore_s=doc.restore_s, before_s=before_s)
     batch.record(
         IncidentClosed(
             **batch.round_head(incident.round),

@@ -158,16 +158,16 @@ def _first_step(batch: Batch, report: Report) -> None:
     batch.state.set(has_stepped=True, first_step=report.step, restore_s=report.restore_s)
     batch.timers.start("stepping", doc.round)
     if doc.phase == "running":
-        _recovered(batch)
+        _recovered(batch, report.age_s)
 
 
-def _recovered(batch: Batch) -> None:
+def _recovered(batch: Batch, ago_s: float = 0.0) -> None:
     incident, doc = batch.state.doc.incident, batch.state.doc
     if incident is not None:
         reason = f"round {doc.round} {FIRST_STEP}"
         if again := steps_again_in_words(doc.round, doc.first_step, doc.reached_step):
             reason += f"; {again}"
-        incidents.close(batch, "recovered", reason, "first_step_s")
+        incidents.close(batch, "recovered", reason, "first_step_s", before_s=max(ago_s, 0.0))
 
 
 def _steady(batch: Batch) -> None:
