@@ -70,6 +70,13 @@ def test_a_folder_is_listed_and_one_of_it_shown(run: Run, root: str) -> None:
     assert len(json.loads(run("show", root, "200", "-o", "json")[1])["files"]) == 3
 
 
+def test_a_file_with_the_name_of_a_step_is_listed(run: Run, root: str) -> None:
+    Path(root, "step-000000250").write_text("")
+    code, out, _ = run("ls", root)
+    assert (code, [row[0] for row in lines(out)]) == (0, ["300", "250", "200", "100"])
+    assert "it is a file, not a folder: move it away" in out
+
+
 def test_every_byte_is_read_back_and_one_bit_found(run: Run, root: str) -> None:
     code, out, _ = run("verify", root)
     assert code == 0

@@ -1,7 +1,8 @@
 """Checkpoints in a folder or URL: needs no service, the files say everything."""
 
+import os
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,6 +38,7 @@ from trainer_sdk.checkpoint.storage.checkpoints import (
     unmark,
     verify,
 )
+from trainer_sdk.checkpoint.storage.folder import Folder
 from trainer_sdk.checkpoint.storage.leftovers import Leftover, leftovers, sweep
 from trainer_sdk.checkpoint.storage.port import MissingError
 
@@ -46,8 +48,21 @@ VERIFY_COLUMNS = ("step", "state", "size", "took", "place", "reason")
 def print_shelf(invocation: Invocation, place: str, most: int) -> None:
     """Every checkpoint in a place."""
     with _told():
-        checkpoints = _all(place)
+        checkpoints = [*_all(place), *_files_in_place(storage_for(place))]
+    checkpoints.sort(key=lambda checkpoint: -checkpoint.step)
     print_list(invocation, [_record(checkpoint) for checkpoint in checkpoints[:most]])
+
+
+def _files_in_place(storage: Storage) -> Iterator[StoredCheckpoint]:
+    """Files that have the names of steps: no save of these steps can become visible."""
+    if not isinstance(storage, Folder):
+        return
+    for name in os.listdir(storage.path):
+        step, path = step_of(name), os.path.join(storage.path, name)
+        if step is not None and not os.path.isdir(path):
+            yield StoredCheckpoint(
+                step, path, None, flaw="it is a file, not a folder: move it away"
+            )
 
 
 def print_shelved(invocation: Invocation, place: str, step: int) -> None:
