@@ -124,9 +124,8 @@ class Services:
     async def timings(self, question: Message) -> Message:
         """A table with one slow rank, one slow node for a while, and some gaps."""
         assert isinstance(question, ShowTimings)
-        windows = tuple((57_000 + 16 * i, 57_015 + 16 * i) for i in range(WINDOWS))[
-            -question.most_windows :
-        ]
+        starts = range(57_792 - 16 * WINDOWS, 57_792, 16)
+        windows = tuple((start, start + 15) for start in starts)[-question.most_windows :]
         end = min(self._ranks, question.first_rank + question.most_ranks)
         rows = tuple(
             TimingRow(

@@ -65,6 +65,17 @@ async def test_what_somebody_did_on_purpose_needs_nobody(tmp_path: Path) -> None
     assert "gpu-018 is unhealthy" in concerns
 
 
+async def test_an_excluded_node_is_not_shown_as_healthy(tmp_path: Path) -> None:
+    """Its checks may be good again while it is out."""
+    async with fleet(tmp_path) as (api, client):
+        now = datetime.now(UTC)
+        await api.add(make("node_check_finished", job=JOB, node="gpu-018", is_healthy=True, at=now))
+        page = (await client.get("/nodes")).text
+    row = page.partition(">gpu-018<")[2].partition("</tr>")[0]
+    assert "checks: healthy" in row
+    assert "</span>healthy<" not in row
+
+
 async def test_the_brake_of_a_job_that_is_over_needs_nobody(tmp_path: Path) -> None:
     async with fleet(tmp_path) as (api, client):
         braked = ControlDocument(

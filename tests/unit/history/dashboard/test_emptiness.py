@@ -131,6 +131,12 @@ def test_a_page_stands_with_whatever_is_on_record(
     assert FAILED not in answer.text
 
 
+def test_a_share_of_no_jobs_is_not_shown(visit: Any) -> None:
+    page = visit("/", Invented(0, absent=0.0, most=0, is_zero=True)).text
+    assert "Failed" in page
+    assert "of the last 0" not in page
+
+
 class WithoutScores(Invented):
     """Answers what no release would: a comparison of ranks without one field."""
 
