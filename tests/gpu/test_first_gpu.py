@@ -148,6 +148,24 @@ def test_a_short_id_of_a_gpu_is_that_of_cuda(monkeypatch: pytest.MonkeyPatch) ->
     assert gpu_check(0).uuid == uuid
 
 
+@pytest.mark.parametrize("order", ["PCI_BUS_ID", "FASTEST_FIRST", None])
+def test_a_number_of_a_gpu_is_the_same_card_for_cuda_and_nvml(order: str | None) -> None:
+    """Proves: a check by number examines torch's card, or says that the order must be set."""
+    environ = {key: value for key, value in os.environ.items() if key != "CUDA_DEVICE_ORDER"}
+    script = (
+        "import torch; from trainer_sdk.device.gpu_state import gpu_check\n"
+        "for n in range(torch.cuda.device_count()):\n"
+        "    check = gpu_check(n)\n"
+        "    same = check.uuid == f'GPU-{torch.cuda.get_device_properties(n).uuid}'\n"
+        "    assert same or 'CUDA_DEVICE_ORDER=PCI_BUS_ID' in check.reason, (n, check)\n"
+        "    print('named')\n"
+    )
+    given = {} if order is None else {"CUDA_DEVICE_ORDER": order}
+    words = [sys.executable, "-c", script]
+    out = subprocess.run(words, env=environ | given, check=True, capture_output=True, text=True)
+    assert out.stdout.split() == ["named"] * torch.cuda.device_count()
+
+
 def test_the_memory_of_saves_is_pinned(tmp_path: Path) -> None:
     """Proves: cudaHostRegister takes shared memory, and torch then copies asynchronously."""
     torch.ones(1, device="cuda")
