@@ -6,6 +6,7 @@ import gc
 import inspect
 import os
 import shutil
+import signal
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Generator, Iterator
@@ -43,6 +44,7 @@ _COLLECT_AFTER = gc.get_threshold()
 _MANY_OPEN = 256
 """With more open files than that, some are those of tests that are over."""
 
+_IGNORED = pytest.StashKey[list[int]]()
 _LAST_WORDS = pytest.StashKey[Path]()
 _OWN_FOLDER = pytest.StashKey[Path]()
 
@@ -52,17 +54,28 @@ def pytest_configure(config: pytest.Config) -> None:
     """Where a process that runs tests says what it was doing when it crashed."""
     worker = getattr(config, "workerinput", None)
     if worker is None:
+        usual = (signal.SIGHUP, signal.SIGINT)
+        ignored: list[int] = [n for n in usual if signal.getsignal(n) is signal.SIG_IGN]
+        config.stash[_IGNORED] = ignored
         lifeline.end_with_this_process()
         config.stash[_LAST_WORDS] = Path(tempfile.mkdtemp(prefix="everstep-tests-"))
     else:
         words = Path(worker["last_words"], worker["workerid"])
         faulthandler.enable(words.open("w"))
+        config.stash[_IGNORED] = worker["ignored"]
+    for number in config.stash[_IGNORED]:
+        signal.signal(number, _hear_nothing)
+
+
+def _hear_nothing(_: int, __: object) -> None:
+    """A run under `nohup`, or in the background, ignores signals; what it starts must not."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Of xdist, before a process begins."""
     node.workerinput["last_words"] = str(node.config.stash[_LAST_WORDS])
+    node.workerinput["ignored"] = [int(number) for number in node.config.stash[_IGNORED]]
 
 
 def pytest_terminal_summary(
