@@ -15,6 +15,8 @@ COMPOSE ?= docker compose
 COMPOSE_RUN ?= tools/with-compose
 # The newest for which Node 20 is new enough.
 AZURITE := 3.35.0
+# Images set it; then each of thousands of processes would compile what it imports.
+export PYTHONDONTWRITEBYTECODE :=
 export NO_MKDOCS_2_WARNING := 1
 
 IN_VENV := $(VENV)/bin/
@@ -33,7 +35,7 @@ demo: $(VENV)/.has-demo  ## See it work on this machine: no container, no root, 
 	@$(IN_VENV)everstep demo
 
 test: $(VENV)/.has-test  ## All tests but the minutes-long ones; real NATS, real PostgreSQL
-	@$(IN_VENV)pytest -n $(JOBS) -m "not chaos and not compose and not gpu and not matrix and not variant"
+	@$(IN_VENV)pytest -n $(JOBS) --dist worksteal -m "not chaos and not compose and not gpu and not matrix and not variant"
 
 test-all: $(VENV)/.has-test $(VENV)/.has-kubernetes $(VENV)/azurite/.has-$(AZURITE)  ## All tests that need no GPU, hours; MARK=matrix for one marker
 	@$(IN_VENV)pytest -n $(JOBS) -m "not gpu$(if $(MARK), and ($(MARK)))" --hypothesis-profile=chaos --durations=20

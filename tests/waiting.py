@@ -10,6 +10,9 @@ T = TypeVar("T")
 Errors = type[Exception] | tuple[type[Exception], ...]
 WITHIN_S = 60.0
 LOOK_EVERY_S = 0.02
+LOOK_MOST_S = 0.5
+LOOK_SHARE = 0.1
+"""Of the time of a wait: looks at a service must not keep it, and all others, from their work."""
 
 
 def until(
@@ -27,6 +30,7 @@ def until(
     seen: object = None
     deadline = time.monotonic() + within_s
     while True:
+        began = time.monotonic()
         try:
             found = look()
         except despite as error:
@@ -36,7 +40,7 @@ def until(
                 return found
             seen = found
         assert time.monotonic() < deadline, _not_seen(what, within_s, seen)
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(_pause_s(began))
 
 
 @overload
@@ -75,6 +79,7 @@ async def until_async(
     try:
         async with limit:
             while True:
+                began = time.monotonic()
                 try:
                     found = look()
                     if inspect.isawaitable(found):
@@ -85,7 +90,7 @@ async def until_async(
                     if found is not None and holds(found):
                         return found
                     seen = found
-                await asyncio.sleep(LOOK_EVERY_S)
+                await asyncio.sleep(_pause_s(began))
     except TimeoutError:
         if not limit.expired():
             raise
@@ -96,6 +101,11 @@ async def turns(count: int = 1) -> None:
     """Let every other task have `count` turns: where a test is about their order."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+def _pause_s(began: float) -> float:
+    """Until the next look, after one that began then."""
+    return min(LOOK_MOST_S, max(LOOK_EVERY_S, (time.monotonic() - began) / LOOK_SHARE))
 
 
 def _not_seen(what: str, within_s: float, seen: object) -> str:
