@@ -37,6 +37,10 @@ _DRIVERS: Mapping[Kind, tuple[str, str]] = {
 }
 _ATTRIBUTES = "target_session_attrs"
 _PROGRESS_EVERY_OPS = 20_000
+_LONGEST_ROW_BYTES = 64 << 20
+"""Twice the largest piece of evidence; a fact is much smaller."""
+WARY = ("trusted_schema=OFF", f"hard_heap_limit={1 << 30}")
+"""Pragmas for a file from elsewhere; the second is for all of SQLite in this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +185,11 @@ def _engine(url: URL, kind: Kind, limits: StoreLimits, *, for_reading: bool) -> 
             connect_args=_postgres_arguments(limits, within_s, for_reading=for_reading),
             **options,
         )
-    # The driver must not begin transactions by itself: see `_begin`.
+    # The driver must not begin transactions by itself: see `begin_within`.
     arguments = {
         "isolation_level": None,
         "timeout": limits.lock_within_s,
-        "factory": _LockFreeWhenClosed,
+        "factory": TamedConnection,
     }
     engine = create_async_engine(url, connect_args=arguments, **options)
     _tame_sqlite(engine.sync_engine, limits, for_reading=for_reading)
@@ -208,12 +212,18 @@ def _postgres_arguments(
     }
 
 
-class _LockFreeWhenClosed(sqlite3.Connection):
-    """A connection whose transaction ends when it is closed.
+class TamedConnection(sqlite3.Connection):
+    """A connection whose transaction ends when it is closed, and whose rows are of bounded size.
 
     SQLite keeps a closed connection, and its lock, until the last cursor is collected. After a
     cancelled write a traceback may hold one for as long as the process lives.
+
+    A file from elsewhere may have values that fill the memory: one that is too long is an error.
     """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_ROW_BYTES)
 
     def close(self) -> None:
         """Roll back what was not committed, and close."""
@@ -245,7 +255,7 @@ def _tame_sqlite(engine: Engine, limits: StoreLimits, *, for_reading: bool) -> N
 
     @event.listens_for(engine, "connect")
     def _connect(connection: Any, record: Any) -> None:
-        deadline = record.info["deadline"] = [float("inf")]
+        del record
         cursor = connection.cursor()
         _use_wal(connection, cursor, limits.lock_within_s)
         for pragma in (
@@ -260,6 +270,17 @@ def _tame_sqlite(engine: Engine, limits: StoreLimits, *, for_reading: bool) -> N
         ):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
+
+    # A writer takes its lock at once: one that began by reading could not wait for it.
+    begin_within(engine, within_s, "BEGIN" if for_reading else "BEGIN IMMEDIATE")
+
+
+def begin_within(engine: Engine, within_s: float, begin: str) -> None:
+    """Begin SQLite's transactions so, and end what takes longer; the driver begins none itself."""
+
+    @event.listens_for(engine, "connect")
+    def _connect(connection: Any, record: Any) -> None:
+        deadline = record.info["deadline"] = [float("inf")]
         connection.run_async(
             lambda driver: driver.set_progress_handler(
                 lambda: time.monotonic() > deadline[0], _PROGRESS_EVERY_OPS
@@ -269,8 +290,7 @@ def _tame_sqlite(engine: Engine, limits: StoreLimits, *, for_reading: bool) -> N
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
         connection.info["deadline"][0] = time.monotonic() + within_s
-        # A writer takes its lock at once: one that began by reading could not wait for it.
-        connection.exec_driver_sql("BEGIN" if for_reading else "BEGIN IMMEDIATE")
+        connection.exec_driver_sql(begin)
 
 
 def _make_file(url: URL) -> None:
@@ -342,8 +362,8 @@ def named_errors(place: str) -> Generator[None]:
         yield
     except TimeoutError as error:
         raise DatabaseAwayError(place, "no answer in time") from error
-    except OverflowError as error:
-        raise UnstorableError(place, str(error)) from error
+    except (OverflowError, MemoryError) as error:
+        raise UnstorableError(place, str(error) or "it needs too much memory") from error
     except (exc.SQLAlchemyError, sqlite3.Error, OSError) as error:
         named = _named(error, place)
         if named is None:

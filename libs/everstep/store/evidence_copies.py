@@ -15,6 +15,9 @@ from everstep.store.database import Database
 LARGEST = 128 * 1024
 """Larger blobs, such as flight recorders, stay in the stream only."""
 
+_MOST_BYTES = (32 << 20) + 1
+"""As the largest blob, and one byte for its end to be seen."""
+
 
 @dataclass(frozen=True, slots=True)
 class EvidenceCopy:
@@ -48,7 +51,7 @@ class EvidenceCopies:
         if row is None:
             return None
         try:
-            data = None if row.body is None else zlib.decompress(row.body)
+            data = None if row.body is None else _unpacked(row.body)
         except zlib.error:
             return EvidenceCopy(None, "its copy in the database is damaged")
         return EvidenceCopy(data, row.absent)
@@ -111,6 +114,15 @@ class EvidenceCopies:
             gone = update(tables.kept_blobs).where(kept.id.in_(old))
             done = await connection.execute(gone.values(body=None, size=0, absent=absent))
         return int(done.rowcount)
+
+
+def _unpacked(body: bytes) -> bytes:
+    """The copy; `zlib.error` for one that no release of ours has made, such as a bomb."""
+    unpacker = zlib.decompressobj()
+    data = unpacker.decompress(body, _MOST_BYTES)
+    if not unpacker.eof:
+        raise zlib.error(f"it is cut short, or has more than {_MOST_BYTES} bytes")
+    return data
 
 
 def _ref(text: str) -> BlobRef | None:

@@ -5,13 +5,15 @@ from pathlib import Path
 from typing import NoReturn
 from urllib.parse import quote
 
+from alembic.util import CommandError
 from sqlalchemy import URL, Engine, event, select
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool
 
 from everstep.store import tables
-from everstep.store.database import Database, StoreLimits
+from everstep.store.database import WARY, Database, StoreLimits, TamedConnection, begin_within
 from everstep.store.errors import (
+    DatabaseDamagedError,
     DatabaseUnavailableError,
     ReadOnlyError,
     SchemaTooNewError,
@@ -50,7 +52,10 @@ class RecordFile(Database):
         """Raise the `StoreError` that says why this version cannot read the file."""
         newest, revisions = await asyncio.to_thread(lambda: (head(), known_revisions()))
         async with self.read() as connection:
-            revision = await connection.run_sync(current_revision)
+            try:
+                revision = await connection.run_sync(current_revision)
+            except CommandError as error:
+                raise DatabaseDamagedError(self.place, str(error)[:200]) from error
             if revision is None:
                 raise DatabaseUnavailableError(self.place, "nothing was ever recorded in it")
             if revision not in revisions:
@@ -74,13 +79,18 @@ def _engine(path: Path, limits: StoreLimits, *, is_immutable: bool) -> AsyncEngi
     )
     engine = create_async_engine(
         url,
-        connect_args={"isolation_level": None, "timeout": limits.lock_within_s},
+        connect_args={
+            "isolation_level": None,
+            "timeout": limits.lock_within_s,
+            "factory": TamedConnection,
+        },
         poolclass=AsyncAdaptedQueuePool,
         pool_size=limits.readers,
         max_overflow=0,
         hide_parameters=True,
     )
     _restrict(engine.sync_engine)
+    begin_within(engine.sync_engine, limits.read_within_s, "BEGIN")
     return engine
 
 
@@ -88,10 +98,6 @@ def _restrict(engine: Engine) -> None:
     @event.listens_for(engine, "connect")
     def _connect(connection: object, _: object) -> None:
         cursor = connection.cursor()  # type: ignore[attr-defined]
-        for pragma in ("query_only=ON", "temp_store=MEMORY", "trusted_schema=OFF"):
+        for pragma in ("query_only=ON", "temp_store=MEMORY", *WARY):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
-
-    @event.listens_for(engine, "begin")
-    def _begin(connection: object) -> None:
-        connection.exec_driver_sql("BEGIN")  # type: ignore[attr-defined]

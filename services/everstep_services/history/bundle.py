@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 import zstandard
 from sqlalchemy import BigInteger, Column, Integer, MetaData, Table, Text, and_, func, or_, select
+from sqlalchemy.exc import SQLAlchemyError
 
 from everstep import __version__
 from everstep.clock import SystemClock
@@ -26,7 +27,7 @@ from everstep.errors import EverstepError
 from everstep.messages import BlobRef, Fact
 from everstep.messages.codec import BadMessageError, decode
 from everstep.store import tables
-from everstep.store.database import Database, open_database
+from everstep.store.database import WARY, Database, open_database
 from everstep.store.evidence_copies import EvidenceCopies
 from everstep.store.log import FactLog, NewFact
 from everstep.store.queries import Record
@@ -42,6 +43,8 @@ _AT_ONCE = 1000
 _NODES_MOST = 5000
 _MOST_BYTES = 2 << 30
 """Evidence beyond that is left out, which the bundle notes."""
+_MOST_RATIO, _RATIO_FROM_BYTES = 200, 64 << 20
+"""The largest ratio of unpacked to packed, above a size."""
 _LEFT_OUT = f"the bundle has {_MOST_BYTES >> 30} GiB of evidence already"
 
 Fetch = Callable[[BlobRef], Coroutine[Any, Any, bytes]]
@@ -52,7 +55,10 @@ class BundleError(EverstepError):
     """A file that is not a bundle, or one that cannot be opened."""
 
 
-_DAMAGE: Final = (ValueError, TypeError, OverflowError, msgspec.MsgspecError, BadMessageError)
+_DAMAGE: Final = (
+    *(ValueError, TypeError, OverflowError, RecursionError, msgspec.MsgspecError),
+    *(BadMessageError, SQLAlchemyError, sqlite3.Error),
+)
 """Errors of values that cannot be read: a bundle is a file from elsewhere, and has the fault."""
 
 
@@ -176,8 +182,7 @@ def unpack(bundle: Path, database: Path, most_gib: int = 16) -> None:
                 if not written:
                     size = _checked_size(bundle, block, database.parent, most_gib)
                 written += len(block)
-                if written > size:
-                    raise BundleError(f"{bundle} is not a bundle: more than a database is in it")
+                _check_written(bundle, written, size)
                 plain.write(block)
     except zstandard.ZstdError as error:
         raise BundleError(f"{bundle} is not a bundle of `everstep export`: {error}") from error
@@ -188,6 +193,16 @@ def unpack(bundle: Path, database: Path, most_gib: int = 16) -> None:
     if not written or written != size:
         raise BundleError(f"{bundle} is not whole: its end is missing")
     _refuse_programs(bundle, database)
+
+
+def _check_written(bundle: Path, written: int, size: int) -> None:
+    if written > _RATIO_FROM_BYTES + _MOST_RATIO * bundle.stat().st_size:
+        raise BundleError(
+            f"{bundle} is not a bundle of `everstep export`: it unpacks to more than "
+            f"{_MOST_RATIO} times its size, as a bomb would"
+        )
+    if written > size:
+        raise BundleError(f"{bundle} is not a bundle: more than a database is in it")
 
 
 _CALLS = frozenset({"Function", "PureFunc"})
@@ -205,7 +220,9 @@ def _refuse_programs(bundle: Path, database: Path) -> None:
     try:
         # SQLite does not read the checks of a database that it cannot write to.
         with closing(sqlite3.connect(f"{database.as_uri()}?mode=rw", uri=True)) as connection:
-            connection.execute("PRAGMA trusted_schema=OFF")
+            for pragma in WARY:
+                connection.execute(f"PRAGMA {pragma}")
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1 << 20)
             held = connection.execute(query).fetchall()
             programs = [
                 (kind, name)
@@ -218,8 +235,9 @@ def _refuse_programs(bundle: Path, database: Path) -> None:
                     steps = connection.execute(f"EXPLAIN INSERT INTO {quoted} DEFAULT VALUES")
                     if any(step[1] in _CALLS for step in steps):
                         programs.append((kind, name))
-    except sqlite3.Error as error:
-        raise BundleError(f"{bundle} is damaged: {error}") from error
+    except (sqlite3.Error, MemoryError) as error:
+        why = str(error) or "its schema needs too much memory"
+        raise BundleError(f"{bundle} is damaged: {why}") from error
     if programs:
         kind, name = programs[0]
         raise BundleError(

@@ -25,7 +25,13 @@ from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.output import print_json, print_line, say, schema
 from everstep_services.history.api.app import create_app, make_context
 from everstep_services.history.api.context import Connectedness
-from everstep_services.history.bundle import BundleError, BundleOrigin, read_origin, unpack
+from everstep_services.history.bundle import (
+    BundleError,
+    BundleOrigin,
+    damage_text,
+    read_origin,
+    unpack,
+)
 from everstep_services.history.commands import make_token
 from everstep_services.history.notifier import LogNotifier
 from everstep_services.history.settings import ApiSettings
@@ -42,10 +48,16 @@ def serve_bundle(invocation: Invocation, bundle: Path, host: str, port: int, mos
             unpack(bundle, database, most_gib)
 
         async def main(stop: asyncio.Event) -> None:
-            await _check(bundle, database)
             async with open_database(f"sqlite:///{database}") as opened:
-                await upgrade(opened)
-                await _serve(invocation, opened, listener, folder, stop)
+                try:
+                    await _check(bundle, database)
+                    await upgrade(opened)
+                    app = await _app(invocation, opened, listener, folder)
+                except Exception as error:
+                    if damage := damage_text(error):
+                        raise BundleError(f"{bundle} cannot be served: {damage}") from error
+                    raise
+                await serve_asgi(app, listener, stop)
 
         return runtime.run("serve", main)
 
@@ -64,13 +76,10 @@ def _cleaning_up_when_ended() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-async def _serve(
-    invocation: Invocation,
-    database: Database,
-    listener: socket.socket,
-    folder: Path,
-    stop: asyncio.Event,
-) -> None:
+async def _app(
+    invocation: Invocation, database: Database, listener: socket.socket, folder: Path
+) -> Any:
+    """What serves the pages and the API; how to reach it is printed."""
     clock, absent = SystemClock(), AbsentBus("a bundle answers from what was exported only")
     bus: Any = absent
     nothing_else = Connectedness(lambda: False, lambda: False)
@@ -98,7 +107,7 @@ async def _serve(
         say(f"  {link}")
         say("for commands and programs:")
         say(f"  everstep jobs --api {url} --token-file {cell(token_file)}")
-    await serve_asgi(create_app(context), listener, stop)
+    return create_app(context)
 
 
 def _about(origin: BundleOrigin | None) -> dict[str, str | None]:

@@ -10,14 +10,18 @@ import httpx2
 import pytest
 import zstandard
 from msgspec.structs import replace
+from sqlalchemy import text
 
 from everstep.messages import BlobRef, RankExited
-from everstep.store.database import open_database
-from everstep.store.evidence_copies import EvidenceCopies
+from everstep.store.database import StoreLimits, open_database
+from everstep.store.errors import QueryTooLongError, StoreError
+from everstep.store.evidence_copies import EvidenceCopies, EvidenceCopy
 from everstep.store.queries import log_head
 from everstep.store.record_file import RecordFile
 from everstep.store.schema import upgrade
 from everstep.subjects import CLUSTER
+from everstep_services.cli.__main__ import main
+from everstep_services.cli.errors import Exit
 from everstep_services.history.bundle import BundleError, _pack, unpack
 from tests.integration.conftest import Api
 from tests.integration.history.test_rest_incidents import problem
@@ -148,6 +152,7 @@ def sqlite(*, pages: int, then: bytes) -> bytes:
         (zstandard.compress(sqlite(pages=2, then=b"x" * 4000)), "is not whole"),
         (zstandard.compress(sqlite(pages=1, then=bytes(1 << 24))), "more than a database"),
         (zstandard.compress(sqlite(pages=0xFFFFFF00, then=b"")), "too large"),
+        (zstandard.compress(sqlite(pages=1 << 15, then=bytes(100 << 20))), "as a bomb would"),
     ],
 )
 def test_what_is_not_a_bundle_is_one_line(tmp_path: Path, content: bytes, said: str) -> None:
@@ -197,6 +202,70 @@ def test_a_database_that_would_run_something_is_refused(tmp_path: Path, attack: 
     with pytest.raises(BundleError, match=r"as a program|is damaged") as refused:
         unpack(file, tmp_path / "unpacked.db", 16)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "CREATE TABLE a (x REFERENCES b); DROP TABLE tokens; CREATE TABLE tokens (id TEXT, name, "
+        "scope, secret_sha256, created_us, expires_us, last_used_us, revoked_us, "
+        "FOREIGN KEY (id) REFERENCES tokens (name))",
+        "PRAGMA writable_schema=ON; UPDATE sqlite_master SET rootpage = "
+        "(SELECT rootpage FROM sqlite_master WHERE name = 'tokens') WHERE name = 'alembic_version'",
+        "DROP TABLE meta; CREATE TABLE meta (one, projection)",
+        "INSERT INTO alembic_version VALUES ('0001'), ('0002')",
+    ],
+)
+def test_a_database_of_another_shape_is_one_line(
+    tmp_path: Path, attack: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, file = tmp_path / "h.db", tmp_path / "bad.everstep"
+    asyncio.run(make_database(plain))
+    with closing(sqlite3.connect(plain)) as connection:
+        connection.executescript(attack)
+        connection.commit()
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    _pack(plain, file)
+    assert main(["serve", "--bundle", str(file), "--port", "0"]) == Exit.USAGE
+    said = capsys.readouterr().err
+    assert str(file) in said
+    assert said.count("\n") == 1
+
+
+def test_a_bomb_in_place_of_evidence_is_not_unpacked(tmp_path: Path) -> None:
+    async def found() -> EvidenceCopy | None:
+        async with open_database(f"sqlite:///{tmp_path / 'h.db'}") as opened:
+            await upgrade(opened)
+            copies = EvidenceCopies(opened)
+            ref = BlobRef(job=JOB, id="0" * 32, size_bytes=1, parts=1)
+            await copies.keep(ref, bytes(33 << 20), absent=None, now_us=1)
+            return await copies.find(ref.id)
+
+    assert asyncio.run(found()) == EvidenceCopy(None, "its copy in the database is damaged")
+
+
+def test_a_record_from_elsewhere_holds_nobody_and_fills_no_memory(tmp_path: Path) -> None:
+    plain = tmp_path / "h.db"
+    asyncio.run(make_database(plain))
+    with closing(sqlite3.connect(plain)) as connection:
+        connection.executescript(
+            "CREATE VIEW long AS WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n FROM r) "
+            "SELECT count(*) FROM r; CREATE VIEW large AS SELECT zeroblob(70000000) AS a"
+        )
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    async def ask(view: str) -> None:
+        record = RecordFile(plain, StoreLimits(readers=1, read_within_s=0.2))
+        try:
+            async with record.read() as opened:
+                await opened.execute(text(f"SELECT * FROM {view}"))
+        finally:
+            await record.close()
+
+    with pytest.raises(QueryTooLongError):
+        asyncio.run(ask("long"))
+    with pytest.raises(StoreError, match="too big"):
+        asyncio.run(ask("large"))
 
 
 def test_the_limit_of_a_bundle_is_an_option(tmp_path: Path) -> None:
