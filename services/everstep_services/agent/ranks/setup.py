@@ -16,6 +16,7 @@ import msgspec
 
 from everstep.messages.facts.ranks import ErrorRecord
 from everstep.observe.redaction import redact
+from everstep_services.agent.collectors.collection import left_file
 from everstep_services.agent.ranks import process_tree
 from everstep_services.agent.ranks.liveness_port import LivenessPort, opened_liveness_port
 from everstep_services.agent.ranks.process_tree import become_subreaper
@@ -32,6 +33,7 @@ from trainer_sdk.page import PageView, make_page
 from trainer_sdk.wire import RankEntry, WardenPlan, encode, pack
 
 _SOCKET = "agent.sock"
+_ERROR_MOST_BYTES = 1 << 20
 _WARDEN = "everstep_services.agent.ranks.warden"
 
 
@@ -143,13 +145,14 @@ def sweep(base: Path) -> None:
 
 
 def read_error(folder: Path) -> ErrorRecord | None:
-    """The exception that a rank has recorded; None if there is none, or only part of it.
+    """The exception that a rank has recorded; None if there is none, or what no rank records.
 
     What looks like a secret in its texts is masked here, so neither a fact nor a message has it.
     """
     try:
-        error = msgspec.json.decode((folder / layout.ERROR_FILE).read_bytes(), type=ErrorRecord)
-    except (OSError, msgspec.MsgspecError):
+        octets = left_file(folder / layout.ERROR_FILE, _ERROR_MOST_BYTES) or b""
+        error = msgspec.json.decode(octets, type=ErrorRecord)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
     return msgspec.structs.replace(
         error, text=redact(error.text), traceback=redact(error.traceback)

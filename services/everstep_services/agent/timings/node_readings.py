@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from everstep.messages import DeviceUse, KernelTiming
+from everstep_services.agent.collectors.collection import left_file
 from everstep_services.agent.timings import connections, host
 from everstep_services.agent.timings.host import (
     HostReading,
@@ -107,9 +108,7 @@ def _kernels_in(folder: Path) -> tuple[float, tuple[KernelTiming, ...]]:
     """The kernel times that the rank wrote, and when; it may write anything."""
     path = folder / layout.KERNELS_FILE
     try:
-        status = path.stat()
-        if status.st_size > _KERNELS_MOST_BYTES:
-            return 0.0, ()
-        return status.st_mtime, _KERNELS.decode(path.read_bytes())
+        written_s = path.stat().st_mtime
+        return written_s, _KERNELS.decode(left_file(path, _KERNELS_MOST_BYTES) or b"[]")
     except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
         return 0.0, ()

@@ -1,7 +1,11 @@
 """What an agent reads of a rank's own files."""
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from everstep_services.agent.ranks.setup import read_error
 from trainer_sdk import layout
@@ -28,3 +32,22 @@ def test_secrets_in_an_exception_do_not_leave_the_node(tmp_path: Path) -> None:
     assert error.text.endswith(" in shard 7")
     assert "train.py" in error.traceback
     assert (error.name, error.place) == ("ValueError", "train.py:8")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        os.mkfifo,
+        lambda at: at.symlink_to("/dev/zero"),
+        lambda at: at.write_text('{"name": ' + "[" * 100_000),
+        lambda at: at.write_bytes(b'{"name": "\xff"}'),
+        lambda at: at.write_text(json.dumps({"name": "E", "text": "x" * (2 << 20)})),
+    ],
+    ids=["FIFO", "device", "depth", "bytes", "size"],
+)
+def test_what_no_rank_records_is_no_exception(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
+    """A script may leave anything there: it neither holds nor ends the agent."""
+    make(tmp_path / layout.ERROR_FILE)
+    assert read_error(tmp_path) is None
