@@ -42,7 +42,7 @@ from trainer_sdk.checkpoint.restore.errors import UnfitError
 from trainer_sdk.checkpoint.restore.torch_metadata import read_metadata
 from trainer_sdk.checkpoint.restore.values import as_bytes, read_value
 from trainer_sdk.checkpoint.storage.pickle_data import UnreadableBytesError
-from trainer_sdk.checkpoint.storage.pickled_values import values_in, why_unread
+from trainer_sdk.checkpoint.storage.pickled_values import descriptions_in, why_unread
 
 MEMORY_BYTES = 1 << 30
 """What all inputs together may take beyond the imports."""
@@ -329,7 +329,7 @@ def run(inputs: Iterator[tuple[str, bytes]], profiled: int) -> collections.Count
 
 def _list_values(octets: bytes) -> None:
     with suppress(UnreadableBytesError):
-        list(values_in(octets))
+        descriptions_in(octets)
 
 
 def main() -> None:

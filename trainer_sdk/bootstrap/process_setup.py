@@ -158,7 +158,7 @@ def restore_threads(forge: Mapping[str, str], rank: Mapping[str, str]) -> None:
 
 def _number(environ: Mapping[str, str], name: str) -> int:
     value = environ.get(name, "").partition(",")[0]
-    return int(value) if value.isdigit() else 0
+    return int(value) if value.isdecimal() else 0
 
 
 def _openblas() -> set[str]:

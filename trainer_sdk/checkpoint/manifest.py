@@ -116,6 +116,7 @@ class ImageIndex(msgspec.Struct, frozen=True, kw_only=True):
     version: int = VERSION
 
 
+_DIGITS_MOST = 16
 _CHECK, _END = b',"check":"', b'"}'
 Document = TypeVar("Document", RankPart, Manifest, ImageIndex)
 
@@ -149,6 +150,7 @@ def step_name(step: int) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """The step of such a name; None if it is another name."""
+    """The step of such a name; None if it is another name, or no message could hold the number."""
     head, _, digits = name.partition("-")
-    return int(digits) if head == "step" and digits.isdigit() else None
+    is_number = digits.isascii() and digits.isdecimal() and len(digits) < _DIGITS_MOST
+    return int(digits) if head == "step" and is_number else None

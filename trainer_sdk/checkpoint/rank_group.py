@@ -86,7 +86,7 @@ def group_of_all(world_size: str = "") -> RankGroup:
     makes a gloo group of its own: all ranks call it together.
     """
     has_group = dist.is_available() and dist.is_initialized()
-    if not has_group and world_size.isdigit() and int(world_size) > 1:
+    if not has_group and world_size.isdecimal() and int(world_size) > 1:
         raise NoGroupError(world_size)
     if has_group:  # without our bootstrap, nobody has asked for it yet
         wait_at_exit()

@@ -76,7 +76,7 @@ def device_number(device: int | None) -> int:
     if device is not None:
         return device
     text = environ.get("LOCAL_RANK", "0")
-    return int(text) if text.isdigit() else 0
+    return int(text) if text.isdecimal() else 0
 
 
 def _by_nvml(number: int) -> GpuCheck | None:
@@ -136,7 +136,7 @@ def nvml_handle(nvml: Any, number: int, visible: str | None) -> Any:
     if number >= len(names):
         return None
     name = names[number]
-    if name.isdigit():
+    if name.isdecimal():
         return _by_number(nvml, int(name))
     if name.startswith("MIG-"):
         part = nvml.nvmlDeviceGetHandleByUUID(name)

@@ -134,7 +134,7 @@ def _newest_first(folder: str, prefix: str, suffix: str) -> list[str]:
     for name in names:
         middle = name.removeprefix(prefix).removesuffix(suffix)
         is_whole = name.startswith(prefix) and name.endswith(suffix)
-        if is_whole and (suffix or middle.isdigit()):
+        if is_whole and (suffix or middle.isdecimal()):
             path = os.path.join(folder, name)
             ordered.append((_sealed_step(path, middle), os.path.getmtime(path), path))
     return [path for *_, path in sorted(ordered, reverse=True)]

@@ -146,7 +146,7 @@ def read_pids_from_file(pidfile: str) -> list[int]:
     """The process ids in a file, one a line."""
     try:
         with open(pidfile, encoding="ascii", errors="replace") as file:
-            return [int(line) for line in map(str.strip, file) if line.isdigit()]
+            return [int(line) for line in map(str.strip, file) if line.isdecimal()]
     except OSError:
         return []
 
@@ -175,7 +175,7 @@ def _variable(name: str) -> str:
 
 def _number(name: str) -> int | None:
     text = _variable(name)
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isdecimal() else None
 
 
 def _truth(name: str) -> bool:

@@ -66,4 +66,4 @@ def _of_variables(environ: Mapping[str, str], hard_timeout_s: float) -> list[str
 
 
 def _seconds(text: str | None) -> float:
-    return float(text) if text and text.isdigit() else _HEARTBEAT_S
+    return float(text) if text and text.isdecimal() else _HEARTBEAT_S

@@ -156,4 +156,4 @@ class LazyCliqueReplicationStrategy(LazyReplicationStrategyBuilder[CliqueReplica
 def _ranks_of_node() -> int:
 
     text = environ.get("LOCAL_WORLD_SIZE", "")  # the launcher's variable
-    return torch.cuda.device_count() or (int(text) if text.isdigit() else 1)
+    return torch.cuda.device_count() or (int(text) if text.isdecimal() else 1)

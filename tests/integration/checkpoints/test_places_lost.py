@@ -209,3 +209,21 @@ def test_a_plain_checkpoint_that_is_not_whole_is_not_taken_over(
     with pytest.raises(StorageError, match=re.escape(str(source / name)) + reason):
         adopt(str(source), str(root), 1, "local")
     assert not root.exists()
+
+
+@pytest.mark.parametrize("damage", [cut, zeroed])
+def test_what_was_taken_over_before_that_was_checked_is_found_by_verify(
+    tmp_path: Path, damage: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its hashes are those of the damaged files."""
+    source, root = tmp_path / "plain", tmp_path / "root"
+    plain(source, {"a": torch.ones(9), "b": torch.ones(1)})
+    damage(source / "__0_0.distcp")
+    monkeypatch.setattr("trainer_sdk.checkpoint.storage.adoption.content_flaw", lambda *_, **__: "")
+    adopt(str(source), str(root), 1, "local")
+    storage = storage_for(str(root))
+    there = look(storage, 1)
+    assert there is not None
+    flaw = verify(storage, there).flaw
+    assert flaw.startswith(f"{root}/step-000000001/__0_0.distcp "), flaw
+    assert "not whole" in flaw or "written incompletely" in flaw

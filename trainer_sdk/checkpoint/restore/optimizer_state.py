@@ -62,7 +62,7 @@ def state_like(optimizer: Optimizer, saved: Mapping[str, Form | None]) -> dict[i
     parameters = _parameters(optimizer)
     tree: dict[Any, Any] = {}
     for key, form in saved.items():
-        number, *path = (int(part) if part.isdigit() else part for part in key.split("."))
+        number, *path = (int(part) if part.isdecimal() else part for part in key.split("."))
         if not isinstance(number, int) or number >= len(parameters) or not path:
             continue
         holder = tree.setdefault(number, {})

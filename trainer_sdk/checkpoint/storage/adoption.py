@@ -7,7 +7,7 @@ on request.
 import errno
 import os
 import shutil
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 
@@ -26,15 +26,12 @@ from trainer_sdk.checkpoint.manifest import (
 from trainer_sdk.checkpoint.storage.checkpoints import OWNER, RootOwner, owner_of
 from trainer_sdk.checkpoint.storage.folder import Folder, open_regular, sync_folder
 from trainer_sdk.checkpoint.storage.names import SAVING, pulling_name
-from trainer_sdk.checkpoint.storage.pickle_data import UnreadableBytesError
-from trainer_sdk.checkpoint.storage.pickled_values import StoredPlace, descriptions_in, why_unread
-from trainer_sdk.checkpoint.storage.port import ByteRange, Storage, StorageError, read_ranges
+from trainer_sdk.checkpoint.storage.port import Storage, StorageError
+from trainer_sdk.checkpoint.storage.stored_content import ADOPTED, content_flaw
 
 _SHARD = ".distcp"
 _READ_BYTES = 8 << 20
 _MOST = 64
-_ZIP, _ZIP_END, _ZIP_TAIL = b"PK\3\4", b"PK\5\6", 22
-"""How a saved tensor begins, how its last record begins, and the size of that."""
 
 
 def plain_checkpoints(storage: Storage) -> list[str]:
@@ -65,7 +62,9 @@ def adopt(source: str, root: str, step: int, job: str) -> tuple[str, int]:
     checkpoint that is not whole, or has a value that no restore reads, is refused.
     """
     folder, name, names = Folder(root), step_name(step), _files_of(source)
-    _check_content(source, {name: _regular_size(os.path.join(source, name)) for name in names})
+    sizes = {name: _regular_size(os.path.join(source, name)) for name in names}
+    if flaw := content_flaw(Folder(source), METADATA, sizes, is_adopted=True):
+        raise StorageError(f"{flaw}: adopt another checkpoint")
     if not folder.put_if_absent(OWNER, msgspec.json.encode(RootOwner(job))):
         raise StorageError(f"{folder.path} has checkpoints of {owner_of(folder)}: give that --job")
     hidden = f"{SAVING}/{pulling_name(name)}"
@@ -74,7 +73,7 @@ def adopt(source: str, root: str, step: int, job: str) -> tuple[str, int]:
         with _clear_errors(source):
             os.makedirs(inside, exist_ok=True)
             files = tuple(_taken(source, inside, file_name) for file_name in names)
-        identity = Identity(job=job, round=0, step=step, world_size=_ranks(names), layout="adopted")
+        identity = Identity(job=job, round=0, step=step, world_size=_ranks(names), layout=ADOPTED)
         manifest = Manifest(
             identity=identity,
             files=files,
@@ -114,44 +113,6 @@ def _regular_size(path: str) -> int:
             raise OSError(errno.ELOOP, f"it is a link to {os.readlink(path)}: put the file there")
         with open_regular(path) as file:
             return os.fstat(file.fileno()).st_size
-
-
-def _check_content(source: str, sizes: Mapping[str, int]) -> None:
-    storage, tensors = Folder(source), []
-    try:
-        kinds, places = descriptions_in(storage.read(METADATA))
-        for place in places:
-            key, file, begin, length = place
-            if begin + length > sizes.get(file, 0):
-                there = f"has {sizes[file]} bytes" if file in sizes else "is missing"
-                raise StorageError(
-                    f"{source}/{file} {there}, and {key} in it ends at {begin + length} by "
-                    f"{METADATA}: the checkpoint is not whole, adopt another"
-                )
-            if key not in kinds or kinds[key].is_tensor:
-                tensors.append(place)
-            elif why := why_unread(storage.read(file, begin, length)):
-                raise StorageError(f"{key} of {source} cannot be restored: {why}")
-    except UnreadableBytesError as error:
-        raise StorageError(f"{source}/{METADATA} cannot be read by a restore: {error}") from error
-    _check_tensors(storage, tensors)
-
-
-def _check_tensors(storage: Folder, places: Sequence[StoredPlace]) -> None:
-    """Refuse tensors whose begin or end was not written, though the file has its full length."""
-    ranges = [
-        ByteRange(file, at, min(length, len(_ZIP)))
-        for _, file, begin, length in places
-        for at in (begin, begin + max(0, length - _ZIP_TAIL))
-    ]
-    ends = {number: bytes(octets) for number, octets in read_ranges(storage, ranges)}
-    for number, (key, file, *_) in enumerate(places):
-        begun, ended = ends[2 * number], ends[2 * number + 1]
-        if not any(begun) or (begun == _ZIP) != (ended == _ZIP_END):
-            raise StorageError(
-                f"{storage.path}/{file} was written incompletely: the begin or end of {key} is "
-                f"missing, adopt another checkpoint"
-            )
 
 
 def _taken(source: str, inside: str, name: str) -> ShardFile:

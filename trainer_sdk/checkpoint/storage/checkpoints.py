@@ -26,18 +26,15 @@ from trainer_sdk.checkpoint.manifest import (
 from trainer_sdk.checkpoint.storage.folder import Folder
 from trainer_sdk.checkpoint.storage.names import SAVING, pulling_name
 from trainer_sdk.checkpoint.storage.optimizer_steps import doubt_about_steps
-from trainer_sdk.checkpoint.storage.pickle_data import UnreadableBytesError
-from trainer_sdk.checkpoint.storage.pickled_values import values_in, why_unread
 from trainer_sdk.checkpoint.storage.port import (
-    ByteRange,
     IrregularFileError,
     MissingError,
     Octets,
     Storage,
     StorageError,
-    read_ranges,
     size_flaw,
 )
+from trainer_sdk.checkpoint.storage.stored_content import ADOPTED, content_flaw
 
 OWNER = "owner.json"
 PINNED = "pinned.json"
@@ -170,8 +167,8 @@ def verify(
 ) -> Verification:
     """Read and verify every byte. `GoneError` if it is removed meanwhile, which is not damage.
 
-    Earlier releases did not check values when they saved: those are checked here, and a value that
-    a restore would refuse is damage.
+    Earlier releases did not check values when they saved, nor whether what they adopted was whole:
+    that is checked here, and what a restore would refuse is damage.
     """
     if checkpoint.manifest is None or checkpoint.flaw:
         return Verification(checkpoint.flaw, 0)
@@ -182,9 +179,7 @@ def verify(
         if flaw:
             _still_there(storage, checkpoint)
             return Verification(flaw, read)
-    if not checkpoint.manifest.is_readable and (
-        flaw := _unread(storage, checkpoint, checkpoint.manifest)
-    ):
+    if flaw := _content_flaw(storage, checkpoint, checkpoint.manifest):
         _still_there(storage, checkpoint)
         return Verification(flaw, read)
     return Verification("", read, _doubt(storage, checkpoint, checkpoint.manifest))
@@ -202,25 +197,16 @@ def _described(manifest: Manifest) -> str:
     return next((file.name for file in manifest.files if _flat(file.name) == METADATA), "")
 
 
-def _unread(storage: Storage, checkpoint: StoredCheckpoint, manifest: Manifest) -> str:
-    """Why a restore would refuse a value of it; empty if it would not."""
-    described = _described(manifest)
-    if not described:
+def _content_flaw(storage: Storage, checkpoint: StoredCheckpoint, manifest: Manifest) -> str:
+    """What a restore would not find in it, where no save of ours has made that sure."""
+    is_adopted = manifest.identity.layout == ADOPTED
+    if manifest.is_readable and not is_adopted:
+        return ""
+    if not (described := _described(manifest)):
         return f"{checkpoint.path} has no {METADATA}"
     folder = step_name(checkpoint.step)
-    inside = described.removesuffix(METADATA)
-    try:
-        values = [*values_in(storage.read(f"{folder}/{described}"))]
-        ranges = [ByteRange(f"{folder}/{inside}{file}", *where) for _, file, *where in values]
-        for number, octets in read_ranges(storage, ranges):
-            why = why_unread(bytes(octets))
-            if why:
-                return f"{values[number][0]} of {checkpoint.path} cannot be restored: {why}"
-    except UnreadableBytesError as error:
-        return f"{checkpoint.path}/{described} cannot be read by a restore: {error}"
-    except StorageError as error:
-        return str(error)
-    return ""
+    sizes = {f"{folder}/{file.name}": file.size_bytes for file in manifest.files}
+    return content_flaw(storage, f"{folder}/{described}", sizes, is_adopted=is_adopted)
 
 
 def mark(storage: Storage, step: int, name: str, content: CheckpointMark) -> None:

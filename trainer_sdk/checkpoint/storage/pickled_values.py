@@ -157,12 +157,6 @@ class StoredPlace(NamedTuple):
     length: int
 
 
-def values_in(metadata: bytes) -> Iterator[StoredPlace]:
-    """The place of each value that is not a tensor."""
-    kinds, places = descriptions_in(metadata)
-    return (place for place in places if place.key in kinds and not kinds[place.key].is_tensor)
-
-
 def descriptions_in(metadata: bytes) -> tuple[dict[str, DescribedTensor], list[StoredPlace]]:
     """The descriptions of tensors and values, by key, and the places of all parts."""
     whole = parsed_metadata(metadata)
@@ -191,7 +185,10 @@ def _place(index: Any, at: Any) -> StoredPlace:
     key = _fields(index)["fqn"]
     if type(key) is not str:
         raise TypeError(f"a part is of {short(key)}")
-    return StoredPlace(key, file, int(stored["offset"]), int(stored["length"]))
+    offset, length = int(stored["offset"]), int(stored["length"])
+    if min(offset, length) < 0:
+        raise ValueError(f"{key} begins at {offset} and has {length} bytes")
+    return StoredPlace(key, file, offset, length)
 
 
 def _numbers(size: Any) -> tuple[int, ...]:

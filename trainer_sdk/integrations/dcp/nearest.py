@@ -52,7 +52,7 @@ def require_all_ranks() -> None:
     )
     text = environ.get("WORLD_SIZE", "")
     in_group = dist.get_world_size() if dist.is_initialized() else 1
-    world_size = int(text) if text.isdigit() else in_group
+    world_size = int(text) if text.isdecimal() else in_group
     if ranks not in {None, world_size}:
         raise ValueError(
             f"keep_memory=True is for all ranks together, and {ranks} of {world_size} ranks are "

@@ -215,7 +215,7 @@ def _device() -> "torch.device | None":
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     local = environ.get("LOCAL_RANK", "")
-    return torch.device("cuda", int(local) if local.isdigit() else torch.cuda.current_device())
+    return torch.device("cuda", int(local) if local.isdecimal() else torch.cuda.current_device())
 
 
 def _within(timeout: datetime.timedelta, work: Callable[[], None], name: str) -> None:

@@ -54,7 +54,7 @@ class PageFinder:
     def _found(self, number: int, place: Path) -> FoundPage | None:
         rank, dash, local_rank = place.name.partition("-")
         path = place / PAGE
-        if not dash or not rank.isdigit() or not local_rank.isdigit():
+        if not dash or not rank.isdecimal() or not local_rank.isdecimal():
             return None
         try:
             inode = os.stat(path).st_ino
@@ -80,7 +80,7 @@ def _numbered(folder: Path) -> Iterator[tuple[int, Path]]:
     except FileNotFoundError:
         return
     for page in entries:
-        if page.name.isdigit() and page.is_dir():
+        if page.name.isdecimal() and page.is_dir():
             yield int(page.name), page
 
 

@@ -105,13 +105,13 @@ class _Topology:
             ):
                 text = self._text(device / "numa_node")
                 # -1 where the machine has a single node
-                nodes.append(max(int(text), 0) if text.lstrip("-").isdigit() else 0)
+                nodes.append(max(int(text), 0) if text.lstrip("-").isdecimal() else 0)
         return nodes
 
     def socket(self, node: int) -> int:
         cpu = min(self.nodes[node])
         text = self._text(self._cpu / f"cpu{cpu}/topology/physical_package_id")
-        if not text.lstrip("-").isdigit():
+        if not text.lstrip("-").isdecimal():
             raise CpuTopologyError(f"--numa-binding=socket: CPU {cpu} names no socket; not bound")
         return int(text)
 
@@ -125,7 +125,7 @@ class _Topology:
         levels: dict[int, Cpus] = {}
         for index in (self._cpu / f"cpu{cpu}/cache").glob("index[0-9]*"):
             level = self._text(index / "level")
-            if level.isdigit() and self._text(index / "type") in {"Unified", "Data"}:
+            if level.isdecimal() and self._text(index / "type") in {"Unified", "Data"}:
                 levels[int(level)] = self._list(index / "shared_cpu_list")
         if not levels:
             raise CpuTopologyError(

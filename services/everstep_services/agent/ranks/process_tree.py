@@ -49,7 +49,7 @@ def children(pid: int) -> list[int]:
 
 
 def _children_by_search(pid: int) -> list[int]:
-    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
     parents = ((child, stat(child)) for child in pids)
     return [child for child, fields in parents if fields and int(fields[_PPID]) == pid]
 
@@ -192,7 +192,7 @@ def _kill_tagged(wanted: Callable[[dict[str, str]], bool]) -> int:
 
 def _tagged() -> Iterator[tuple[int, dict[str, str]]]:
     for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid():
+        if not name.isdecimal() or int(name) == os.getpid():
             continue
         try:
             if os.stat(f"/proc/{name}").st_uid != os.getuid():

@@ -79,7 +79,7 @@ class Compilers:
             return {}
         own_s, children = dict[int, float](), dict[int, list[int]]()
         for name in os.listdir(self._proc):
-            stat = self._stat(name) if name.isdigit() else None
+            stat = self._stat(name) if name.isdecimal() else None
             if stat is not None:
                 parent, own_s[int(name)] = stat
                 children.setdefault(parent, []).append(int(name))

@@ -28,7 +28,7 @@ def number_of(value: Any, default: int = 0) -> int:
     """A whole number of a sane size; some releases write numbers as strings."""
     if type(value) is int and -LARGEST < value < LARGEST:
         return value
-    if isinstance(value, str) and len(value) < 20 and value.lstrip("-").isdigit():
+    if isinstance(value, str) and len(value) < 20 and value.lstrip("-").isdecimal():
         value = int(value)
     if isinstance(value, float) and abs(value) < LARGEST:
         value = int(value)

@@ -185,7 +185,7 @@ def _of_faulthandler(text: str) -> Iterator[Thread]:
                 break
             threads.append((head["name"] or "", []))
         elif threads and len(threads[-1][1]) < _MOST_FRAMES and (frame := _FAULT_FRAME.match(line)):
-            number = int(frame["line"]) if frame["line"].isdigit() else 0
+            number = int(frame["line"]) if frame["line"].isdecimal() else 0
             threads[-1][1].append(Frame(_short(frame["name"]), _short_path(frame["file"]), number))
     for number, (name, frames) in enumerate(threads):
         is_main = number == len(threads) - 1

@@ -70,4 +70,4 @@ def _is_read(checkpoint: KnownCheckpoint, rules: ReadBackRules) -> bool:
 
 def _number(settings: Mapping[str, str], name: str, default: int) -> int:
     text = settings.get(name, "")
-    return int(text) if text.isdigit() else default
+    return int(text) if text.isdecimal() else default

@@ -64,7 +64,7 @@ def plan_attached(
         allocation=environment.allocation_id(scheduler),
         scheduler=scheduler,
         address=agent.address or environment.address_towards(bus.url),
-        master=(environ.get("MASTER_ADDR", ""), int(port) if port.isdigit() else 0),
+        master=(environ.get("MASTER_ADDR", ""), int(port) if port.isdecimal() else 0),
         user=environ.get("USER", ""),
         state_dir=state.path,
         checks=loaded.section(ChecksSettings),

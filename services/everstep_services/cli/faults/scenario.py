@@ -79,7 +79,7 @@ def planned(fields: Mapping[str, Any]) -> PlannedFault:
         raise CliError(text, Exit.USAGE)
     if node and wished.fault.place != "agent":
         raise CliError(f"{wished.fault.name} happens to a rank: name it by --rank", Exit.USAGE)
-    if rank and rank != RANDOM and not rank.isdigit():
+    if rank and rank != RANDOM and not rank.isdecimal():
         raise CliError(f"{rank!r} is not a rank: give a number, or {RANDOM}", Exit.USAGE)
     return PlannedFault(
         wished, rank, node, fields.get("after_step"), float(fields.get("after_s") or 0.0)

@@ -270,7 +270,7 @@ def _name_of(request: JobRequest, pods: int, groups: int) -> str:
             f"after {longest} at most; give a shorter --name"
         )
     _check_dns(option, name, _LABEL)
-    if name[0].isdigit():
+    if name[0].isdecimal():
         raise UsageError(f"{option} {name!r}: a service begins with a letter; give another --name")
     return name
 

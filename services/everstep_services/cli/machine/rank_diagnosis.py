@@ -183,7 +183,7 @@ def _nccl() -> tuple[int, ...] | None:
     """The release of NCCL that was installed with torch, without importing torch."""
     for package in ("nvidia-nccl-cu13", "nvidia-nccl-cu12"):
         with suppress(PackageNotFoundError):
-            return tuple(int(part) for part in version(package).split(".")[:3] if part.isdigit())
+            return tuple(int(part) for part in version(package).split(".")[:3] if part.isdecimal())
     return None
 
 

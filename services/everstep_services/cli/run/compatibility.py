@@ -44,7 +44,7 @@ def apply_rdzv_conf(given: Given) -> None:
         if key in {"join_timeout", "timeout"}:
             _join_within(given, key, value)
         elif key in _SIZES:
-            if not value.isdigit() or int(value) < 1:
+            if not value.isdecimal() or int(value) < 1:
                 raise given.wrong("rdzv_conf", f"{key}={value} is not a number of slots")
             given.values.setdefault(_SIZES[key], int(value))
         else:

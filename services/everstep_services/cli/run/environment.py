@@ -72,7 +72,7 @@ def _place_in_job_set(place: int, environ: Mapping[str, str]) -> int:
 def refuse_crowds(environ: Mapping[str, str]) -> None:
     """One agent a node: srun with a task for each rank would start many with the same id."""
     tasks, nodes = environ.get("SLURM_STEP_NUM_TASKS"), environ.get("SLURM_STEP_NUM_NODES")
-    if not tasks or not nodes or not tasks.isdigit() or not nodes.isdigit():
+    if not tasks or not nodes or not tasks.isdecimal() or not nodes.isdecimal():
         return
     if int(tasks) > int(nodes):
         raise UsageError(

@@ -26,7 +26,7 @@ Count = Callable[[], int]
 def count_ranks(text: str, environ: Mapping[str, str], python: str) -> tuple[int, str]:
     """The number that `--nproc-per-node` means here, and what was counted (empty: a number)."""
     wanted = text.strip().lower()
-    if wanted.isascii() and wanted.isdigit():
+    if wanted.isascii() and wanted.isdecimal():
         if int(wanted) == 0:
             raise UsageError("--nproc-per-node 0: a node runs at least one rank")
         return int(wanted), ""
@@ -61,7 +61,7 @@ def count_gpus(environ: Mapping[str, str], installed: Count | None = None) -> in
     for word in (part.strip() for part in visible.split(",")):
         if word.startswith(("GPU-", "MIG-")):
             seen.append(word)
-        elif word.isascii() and word.isdigit() and int(word) < number:
+        elif word.isascii() and word.isdecimal() and int(word) < number:
             seen.append(str(int(word)))
         else:
             break  # CUDA itself ignores all that follows a device that is not there

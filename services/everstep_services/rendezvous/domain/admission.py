@@ -278,6 +278,6 @@ def _wrong_version(ours: str, ask: Join) -> Refusal | None:
 
 def _release(version: str) -> tuple[int, int] | None:
     parts = version.split(".")
-    if len(parts) < 2 or not parts[0].isdigit() or not parts[1].isdigit():
+    if len(parts) < 2 or not parts[0].isdecimal() or not parts[1].isdecimal():
         return None
     return int(parts[0]), int(parts[1])

@@ -199,4 +199,6 @@ def _network(candidate: Candidate) -> str:
 
 def _natural(name: str) -> tuple[tuple[int, str], ...]:
     """Sort `node-9` before `node-10`."""
-    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in _DIGITS.split(name))
+    return tuple(
+        (int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(name)
+    )

@@ -64,7 +64,7 @@ def zombies(look: Look) -> Iterator[CheckResult]:
     """Zombies: processes that have exited, and that no parent has reaped."""
     count, limit = 0, look.settings.zombies_limit
     for name in os.listdir(look.path("proc")):
-        if name.isdigit() and _is_zombie(look, name):
+        if name.isdecimal() and _is_zombie(look, name):
             count += 1
     if count <= limit:
         yield result("zombies")

@@ -309,14 +309,14 @@ def _address_of_bus(invocation: Invocation) -> BusSettings:
 
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise CliError(f"--listen {text!r} is not HOST:PORT, as 0.0.0.0:4222", Exit.USAGE)
     return host, int(port)
 
 
 def _member(text: str, port: int) -> tuple[str, int]:
     host, _, own = text.strip().partition(":")
-    if not host or (own and not (own.isdigit() and 0 < int(own) < 65536)):
+    if not host or (own and not (own.isdecimal() and 0 < int(own) < 65536)):
         raise CliError(f"--cluster: {text!r} is not HOST or HOST:PORT", Exit.USAGE)
     return host, int(own) if own else port
 

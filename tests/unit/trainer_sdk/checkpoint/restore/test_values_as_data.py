@@ -25,7 +25,7 @@ from trainer_sdk.checkpoint.restore.errors import UnfitError
 from trainer_sdk.checkpoint.restore.torch_metadata import read_metadata
 from trainer_sdk.checkpoint.restore.values import as_bytes, harmless, read_value
 from trainer_sdk.checkpoint.storage.pickle_data import MOST_DEPTH, UnreadableBytesError
-from trainer_sdk.checkpoint.storage.pickled_values import values_in, why_unread
+from trainer_sdk.checkpoint.storage.pickled_values import descriptions_in, why_unread
 from trainer_sdk.checkpoint.storage.value_archive import KINDS as NAMES
 from trainer_sdk.checkpoint.storage.value_archive import Made, ValueArchive, with_record
 from trainer_sdk.checkpoint.value_kinds import CONTAINERS, KINDS
@@ -249,7 +249,7 @@ def test_a_part_of_a_tensor_whose_name_is_a_list_is_refused() -> None:
     whole = metadata.Metadata({"a": metadata.BytesStorageMetadata()}, {}, places)
     object.__setattr__(index, "fqn", ["a"])
     with pytest.raises(UnreadableBytesError, match="not what torch writes: a part is of"):
-        list(values_in(pickle.dumps(whole)))
+        descriptions_in(pickle.dumps(whole))
 
 
 def test_a_record_is_messagepack() -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from trainer_sdk.checkpoint.manifest import step_of
+from trainer_sdk.checkpoint.storage.checkpoints import stored_checkpoints
 from trainer_sdk.checkpoint.storage.folder import Folder
 from trainer_sdk.checkpoint.storage.port import StorageError
 
@@ -41,3 +43,11 @@ def test_a_file_in_place_of_a_folder_is_named_and_not_the_file_wanted_in_it(tmp_
         StorageError, match=f"^{tmp_path}/step-000000005 cannot be read: Not a directory; "
     ):
         Folder(str(tmp_path)).read("step-000000005/pinned.json")
+
+
+@pytest.mark.parametrize("number", ["²", "٣", "", "-1", "9" * 200, "9" * 16])
+def test_a_folder_whose_name_is_no_step_is_left_alone(tmp_path: Path, number: str) -> None:
+    """Anybody can make such a folder: it took the restores of all ranks, and the catalog."""
+    (tmp_path / f"step-{number}").mkdir()
+    assert step_of(f"step-{number}") is None
+    assert stored_checkpoints(Folder(str(tmp_path))) == []
