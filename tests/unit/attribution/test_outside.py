@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from everstep.messages import FaultInjected, NodeLost, OperatorActed, OutsideAct, RankEnd
+from everstep.messages import FaultInjected, NodeLeft, NodeLost, OperatorActed, OutsideAct, RankEnd
 from everstep_services.attribution.domain.event_order import in_time
 from tests.unit.attribution.cases import (
     NOON,
@@ -128,3 +128,21 @@ async def test_ends_after_a_persons_request_are_told_as_ordered(action: str) -> 
     found = await judged(in_time(found_case))
     assert (found.cause, found.kind, found.nodes) == ("scheduler", "operator", ())
     assert found.confidence > 0.8
+
+
+async def test_the_drain_of_a_spare_explains_no_loss_of_another_node() -> None:
+    given = {**about(id="asked"), "at": NOON - timedelta(seconds=50)}
+    asked = OperatorActed(
+        **given, by="ann", action="drain_node", target="spare", outcome="accepted", reason="loud"
+    )
+    left = NodeLeft(
+        **{**given, "id": "left"}, node="spare", cause="drained", reason="ann drains it"
+    )
+    loss = {**about(id="lost"), "at": NOON}
+    lost = NodeLost(**loss, node="n1", silence_s=9.0, limit_s=8.0, reason="n1 is silent")
+    shown = opened(trigger="node_lost", node="n1", trigger_fact="lost", reason="n1 is silent")
+    found_case = cases_of(formed(), asked, left, lost, shown).case("i")
+    assert found_case is not None
+    found = await judged(in_time(found_case))
+    assert (found.cause, found.nodes) == ("host", ("n1",))
+    assert all(claim.cause != "scheduler" for claim, _ in found.evidence)

@@ -145,7 +145,7 @@ class Buffer:
         return self._mapped
 
     def fit(self, size: int) -> None:
-        """Resize, and allocate all of the memory; `NoRoomError` if there is not enough."""
+        """Resize, and allocate all of the memory; `NoRoomError` if it cannot be had."""
         if self.size == size:
             return
         self.forget()
@@ -163,9 +163,11 @@ class Buffer:
             self._mapped = mmap.mmap(self._descriptor, size)
         except OSError as error:
             self.close()
-            if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
-                raise
-            raise self._no_room(place, size, room) from error
+            if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+                raise self._no_room(place, size, room) from error
+            why = f"{-(-size >> 20)} MiB in {place} cannot be had: {error.strerror}"
+            limit = " (the limit of ulimit -f)" if error.errno == errno.EFBIG else ""
+            raise NoRoomError(place, size, room, f"{why}{limit}") from error
         self._octets = torch.frombuffer(self._mapped, dtype=torch.uint8)
         _enter_pages(self._octets)
         self._pinned_by = _pin(self._octets)

@@ -297,6 +297,8 @@ class JobCases:
     def _left(self, fact: NodeLeft) -> str | None:
         if fact.cause not in _LEFT_BADLY:
             return None
+        if fact.cause == "drained" and fact.slot is None:
+            return None  # a spare that leaves ends no ranks
         return self._sign(fact, node_sign(fact, fact.node, "left", fact.reason, cause=fact.cause))
 
     def _sign(self, fact: Fact, sign: NodeSign, *, is_late: bool = False) -> str | None:
@@ -322,11 +324,16 @@ class JobCases:
     def _operated(self, fact: OperatorActed) -> str | None:
         if fact.outcome != "accepted" or fact.action not in _ENDS_RANKS or fact.by == _OURSELVES:
             return None
+        if fact.action == "drain_node" and not self._has_ranks(fact.target):
+            return None  # a spare that leaves ends no ranks
         act = OutsideAct(
             act=fact.action, by=fact.by, reason=fact.reason[:SHORT_MOST], fact=fact.id,
             node=fact.target or None, at=fact.at,
         )  # fmt: skip
         return self._from_outside(fact, act)
+
+    def _has_ranks(self, node: str) -> bool:
+        return any(member.node == node for member in self._document.members)
 
     def _injected(self, fact: FaultInjected) -> str | None:
         act = OutsideAct(

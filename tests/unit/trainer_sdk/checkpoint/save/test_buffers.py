@@ -1,5 +1,6 @@
 """The memory of saves: its size, its owner, and the image in it."""
 
+import errno
 import fcntl
 import os
 import shutil
@@ -47,6 +48,19 @@ def test_too_little_memory_is_reported_with_both_numbers(monkeypatch: pytest.Mon
     with pytest.raises(NoRoomError, match="has 0 MiB left, and the save needs 1 MiB") as told:
         Buffer().fit(SIZE)
     assert (told.value.needed_bytes, told.value.available_bytes) == (SIZE, SIZE - 1)
+
+
+def test_a_limit_of_the_process_is_a_failed_save_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the kernel refuses, the training goes on."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EFBIG, "File too large")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(
+        NoRoomError, match=r"cannot be had: File too large \(the limit of ulimit -f"
+    ):
+        Buffer().fit(SIZE)
 
 
 def test_a_container_leaves_less_than_the_machine(
