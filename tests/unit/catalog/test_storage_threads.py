@@ -5,13 +5,14 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from everstep_services.catalog import storage_threads
 from everstep_services.catalog.storage_threads import OutOfReachError, StorageThreads
-from tests.waiting import until_async
+from tests.waiting import WITHIN_S, until_async
 from trainer_sdk.checkpoint.storage.folder import Folder
 
 
@@ -117,20 +118,34 @@ async def test_callers_who_give_up_leave_few_threads(
     assert running(threads) == 1
 
 
-async def test_slow_work_that_moves_is_no_hang(tmp_path: Path) -> None:
+async def test_slow_work_that_moves_is_no_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_bytes(b"data")
-    threads = StorageThreads(hangs_after_s=2.0)
-    waits = threading.Event()
+    threads, time_s, watcher = StorageThreads(hangs_after_s=0.1), 0.0, threading.get_ident()
+    looked = threading.Event()
+
+    def monotonic() -> float:
+        if threading.get_ident() == watcher:
+            looked.set()
+        return time_s
+
+    def passes(seconds: float) -> None:
+        nonlocal time_s
+        time_s += seconds
+        looked.clear()
+        assert looked.wait(WITHIN_S)  # the watcher sees how long it has been silent
 
     def work(storage: Any, progress: storage_threads.StorageProgress) -> int:
         for _ in range(6):
-            waits.wait(0.5)
+            passes(0.06)
             storage.read("file")
         progress.pause()
-        waits.wait(2.5)
+        passes(2.5)
         progress.move()
         return 7
 
+    monkeypatch.setattr(storage_threads, "time", SimpleNamespace(monotonic=monotonic))
     assert await threads.run(str(tmp_path), work) == 7
 
 

@@ -29,6 +29,7 @@ from everstep_services.history.operator_requests import (
     RequestRefusedError,
     ServiceUnavailableError,
     Verb,
+    ask,
     carry_out,
     similar_names,
 )
@@ -117,7 +118,7 @@ async def test_nobody_answers_without_rendezvous_or_without_the_bus() -> None:
 async def test_an_answer_that_does_not_come_may_mean_that_it_was_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("everstep_services.history.operator_requests.WITHIN_S", 0.01)
+    monkeypatch.setattr(ask, "__kwdefaults__", {"within_s": 0.01})
     bus = MemoryBus(MemoryServer())
 
     async def never(_: Message) -> Message:

@@ -73,8 +73,11 @@ def test_an_api_that_is_named_but_away_is_critical(tmp_path: Path) -> None:
     )
 
 
-def test_a_bus_that_is_named_but_away_is_critical(tmp_path: Path) -> None:
+def test_a_bus_that_is_named_but_away_is_critical(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A closed port of the bus is named (A1.5)."""
+    monkeypatch.setattr(bus_diagnosis, "_WITHIN_S", 0.5)
     environ = {"HOME": str(tmp_path), "EVERSTEP_BUS__URL": "nats://127.0.0.1:1"}
     (found,) = bus_diagnosis.bus(Invocation(environ=environ))
     assert found.level is Level.CRITICAL

@@ -1,6 +1,7 @@
 """The data position: an interrupted training uses the samples of an uninterrupted one."""
 
 import copy
+import gc
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -141,6 +142,16 @@ def test_workers_that_read_ahead_do_not_move_the_position(tmp_path: Path) -> Non
     assert sampler.consumed == 12
 
 
+@pytest.fixture
+def workers_end_soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Or a later test waits for workers of torchdata that do not end: for 5 s for each of them."""
+    with monkeypatch.context() as patched:
+        patched.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)
+        yield
+        gc.collect()
+
+
+@pytest.mark.usefixtures("workers_end_soon")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("loader", ["positioned", "positioned_stateful", "stateful"])
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
