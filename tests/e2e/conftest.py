@@ -61,7 +61,7 @@ def pieces(tmp_path: Path) -> Iterator[Pieces]:
 
 @pytest.fixture(scope="module")
 def shared_pieces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pieces]:
-    """The same for tests that leave all of it running."""
+    """The same for tests that start again what they have killed."""
     folder = tmp_path_factory.mktemp("pieces")
     pieces = Pieces(folder, **PATIENT)
     with failure_logs.shared("shared_pieces", folder):

@@ -28,22 +28,22 @@ def further(cluster: Cluster, steps: int) -> None:
 
 
 def test_a_training_runs_on_whatever_is_away(
-    pieces: Pieces, new_cluster: NewCluster, job: str
+    shared_pieces: Pieces, new_cluster: NewCluster, job: str
 ) -> None:
     """Each service is killed, then all, and the training goes on (A2.6, A10.4, A14.1, A15.1)."""
-    cluster = new_cluster(pieces, job)
+    cluster = new_cluster(shared_pieces, job)
     for node in ("node-1", "node-2"):
         cluster.steady("--nnodes", "2", node=node)
     cluster.until_stepping(1)
     for names in AWAY:
-        pieces.kill(*names)
+        shared_pieces.kill(*names)
         further(cluster, 50)
         for name in names:
-            pieces.revive(name)
+            shared_pieces.revive(name)
         further(cluster, 25)
-    pieces.kill("nats")
+    shared_pieces.kill("nats")
     further(cluster, 250)
-    pieces.revive("nats")
+    shared_pieces.revive("nats")
     further(cluster, 50)
     cluster.kill_rank(0, 1)
     cluster.until_stepping(2)
@@ -168,15 +168,16 @@ def test_a_round_comes_to_its_end_when_they_are_back(
     ("end", "code"), [("finish", 0), variant("fail", 94), ("SIGTERM", 143), variant("SIGINT", 130)]
 )
 def test_no_end_waits_for_a_bus_that_is_away(
-    pieces: Pieces, new_cluster: NewCluster, job: str, end: str, code: int
+    shared_pieces: Pieces, new_cluster: NewCluster, job: str, end: str, code: int
 ) -> None:
     """Acceptance: A14.1."""
-    cluster, after = new_cluster(pieces, job), new_cluster(pieces, f"{job}-after")
+    cluster = new_cluster(shared_pieces, job)
+    after = new_cluster(shared_pieces, f"{job}-after")
     shared = {"EVERSTEP_STATE_DIR": str(cluster.folder / "state")}
     bounded = {"EVERSTEP_AGENT__UNHEARD_WITHIN_S": "1", **shared}
     agent = cluster.steady("--nproc-per-node", "2", UNMODIFIED="1", **bounded)
     cluster.until_all_step(2)
-    pieces.kill("nats")
+    shared_pieces.kill("nats")
     until(lambda: "the bus is away" in agent.said, "it knows")
     if end == "finish":
         cluster.finish()
@@ -185,7 +186,7 @@ def test_no_end_waits_for_a_bus_that_is_away(
     else:
         agent.send(signal.Signals[end])
     assert agent.wait() == code
-    pieces.revive("nats")
+    shared_pieces.revive("nats")
     following = after.steady(**shared)
     ended = cluster.until_facts("rank_exited", lambda found: len(found) >= 1)
     after.finish()

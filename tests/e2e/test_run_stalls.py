@@ -122,7 +122,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("kind", ["sdk", "unmodified"])
+@pytest.mark.parametrize("kind", ["sdk", variant("unmodified")])
 def test_a_process_group_that_gives_up_before_us_is_warned_of(cluster: Cluster, kind: str) -> None:
     """A process group of one minute is compared with a limit of 90 s (A3.6)."""
     script = cluster.folder / "impatient.py"

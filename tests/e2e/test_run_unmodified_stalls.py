@@ -9,7 +9,7 @@ from tests.e2e.processes import SCRIPTS
 from tests.waiting import until
 
 START_WITHIN_S = 60.0
-LIMIT_S = 25.0
+LIMIT_S = 15.0
 SEEN_WITHIN_S = 150.0
 
 
