@@ -1,4 +1,4 @@
-"""The states of jobs and rounds, and all that follows from each: the one table of these states.
+"""The states of jobs, rounds and nodes, and what follows from each: the one table of them.
 
 The words are those of REST, which stay open on the wire: a newer service may have more of them. To
 add a state, add a member and a row to `meaning_of`: mypy reports every place that must know it.
@@ -11,6 +11,9 @@ RoundState = Literal["forming", "starting", "running", "ended"]
 JobEndState = Literal["done", "failed", "stopped", "unknown"]
 """How a job ended, as `job_ended.state` has it; `unknown` is an end that nobody saw."""
 JobState = Literal["forming", "starting", "running", "restarting", "idle", JobEndState]
+NodePresence = Literal["joined", "left", "lost"]
+"""Whether a node takes part in a job, as history last heard."""
+NODE_PRESENCES: tuple[NodePresence, ...] = get_args(NodePresence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,3 +58,24 @@ def test_nodes_without_ranks_measure_each_other_and_the_figures_are_printed(
     cluster.until_stepping(1)
     cluster.finish()
     cluster.until_done()
+
+
+def test_the_first_round_waits_until_its_nodes_have_added_numbers_as_ranks_do(
+    cluster: Cluster,
+) -> None:
+    for node in ("node-1", "node-2"):
+        cluster.steady("--nnodes", "2", "--network-test", "first", node=node)
+    cluster.until_stepping(1)
+    figures = cluster.facts("network_measured")
+    assert sorted(body["node"] for body in figures) == ["node-1", "node-2"]
+    (link,) = (link for body in figures for link in body.get("links", ()))
+    assert (link["backend"], link.get("reason")) == ("gloo", None)
+    assert link["sums_mib_s"] > 1
+    console = cluster.agents[0].log.read_text()
+    asked, told = (
+        console.index(f"{verb} the network before round 1") for verb in ("tests", "has tested")
+    )
+    assert asked < told
+    assert " over gloo" in console[told:]
+    cluster.finish()
+    cluster.until_done()

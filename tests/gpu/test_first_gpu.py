@@ -4,10 +4,13 @@ Each test says what it would prove. One GPU is enough; NCCL runs in a group of o
 """
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,7 @@ from everstep_services.agent.collectors.collection import Scene
 from everstep_services.agent.collectors.nccl_ras import nccl_status
 from everstep_services.agent.probes.gpu import snapshot
 from everstep_services.agent.probes.gpu.nvml import load, opened
+from everstep_services.agent.probes.network import collectives
 from everstep_services.agent.ranks.device_memory import held
 from everstep_services.agent.ranks.protocol import RankSeen
 from everstep_services.agent.stalls.collectives import CollectiveState, read_collectives
@@ -241,19 +245,25 @@ def test_nccl_can_be_aborted_while_it_waits(tmp_path: Path) -> None:
     assert done.returncode == 0 or of_release(release)
 
 
+def talked(rank: int, end: "subprocess.Popen[str]") -> tuple[str, str]:
+    """What an end says of a pair for which it chooses the backend itself."""
+    pair = collectives.Pair(rank, "127.0.0.1", 29417, "", 90.0, 60.0)
+    return end.communicate(json.dumps(asdict(pair)) + "\n", timeout=120)
+
+
 def test_two_ends_of_a_pair_test_add_over_nccl() -> None:
     """Proves: the pair test's own program with NCCL; two ends share one GPU only if NCCL may."""
     command = [sys.executable, "-m", "everstep_services.agent.probes.network.collectives"]
     two = torch.cuda.device_count() > 1
     ends = [
         subprocess.Popen(
-            [*command, str(rank), "127.0.0.1", "29417", "nccl", "90"],
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": str(rank if two else 0)},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [*command, str(rank if two else 0)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for rank in range(2)
     ]  # fmt: skip
-    said = [end.communicate(timeout=120) for end in ends]
-    if not two and any("Duplicate GPU" in complaints for _, complaints in said):
+    with ThreadPoolExecutor() as threads:
+        said = list(threads.map(talked, range(2), ends))
+    if not two and any("Duplicate GPU" in one for talk in said for one in talk):
         pytest.skip("NCCL refuses two ranks on one GPU")
-    assert all('"wrong": ""' in out for out, _ in said), said
+    assert all('"backend": "nccl", "wrong": "", "trouble": ""' in out for out, _ in said), said

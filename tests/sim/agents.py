@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from everstep.messages import (
@@ -9,18 +10,23 @@ from everstep.messages import (
     Join,
     Joined,
     Leave,
+    MeasureNetwork,
     Message,
     NameExcuse,
+    NetworkFigures,
+    NetworkLink,
     Order,
     Report,
     Reported,
     SaveCheckpoint,
     StartRanks,
 )
+from everstep.node_pairs import schedule
 from everstep_services.agent.core.actions import (
     Action,
     AskToJoin,
     ExitAgent,
+    MeasurePeers,
     SendReport,
     StartRound,
     StopRound,
@@ -67,6 +73,7 @@ class Agent:
     joins: int = 0
     is_join_wanted: bool = False
     exit_code: int | None = None
+    figures: NetworkFigures | None = None
 
     def join_for_ever(self) -> None:
         """Ask whenever there is nothing to do, as real agents do."""
@@ -124,6 +131,7 @@ class Agent:
             running_state=self.running_state,
             evidence_s=0.1,
             stop_s=0.2,
+            network=self.figures,
         )
 
     def joined(self, reply: Message) -> None:
@@ -161,8 +169,31 @@ class Agent:
                     self.stop()
                 case ExitAgent():
                     self.exit(act.code)
+                case MeasurePeers() if self.fleet.of_tests.random() < 0.95:
+                    self.fleet.later(
+                        self.fleet.of_tests.uniform(0.5, 10.0), self.measured, act.order
+                    )
                 case _:
                     pass
+
+    def measured(self, order: MeasureNetwork) -> None:
+        """It has had its turns; a slow node is slow with all others."""
+        nodes = [peer.node for peer in order.peers]
+        if not self.is_alive or self.is_paused or self.node not in nodes:
+            return
+        turns = islice(schedule(nodes), order.turns)
+        called = [pair[1] for turn in turns for pair in turn if pair[0] == self.node]
+        links = tuple(
+            NetworkLink(
+                node=node,
+                mib_s=100.0,
+                sums_mib_s=0.0 if self.fleet.slow_node in {node, self.node} else 100.0,
+            )
+            for node in called
+        )
+        self.figures = NetworkFigures(test=order.id, node=self.node, fact="f", links=links)
+        self.fleet.record.measured += 1
+        self._do(self.core.measured())
 
     def start(self, order: StartRanks) -> None:
         self.order, self.running_state = order, ""

@@ -52,6 +52,8 @@ class Fleet:
     def __init__(self, seed: int, *, forgets: bool = False) -> None:
         self.forgets = forgets
         self.rng = random.Random(seed)
+        self.of_tests = random.Random(f"network tests {seed}")
+        self.slow_node = self.of_tests.choice(["", "n0", "n1", "n2"])
         self.now = 0.0
         self.revision = 0
         self.stored = b""
@@ -88,6 +90,7 @@ class Fleet:
             no_progress_limit=rng.choice([None, None, None, 3]),
             stop_grace_s=1.0,
             enforce=rng.choice([(), (), ("stop",)]),
+            network_test=self.of_tests.choice(["off", "off", "first", "failures"]),
         )
 
     @property

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from everstep.messages import (
+    ActionDecided,
     IncidentClosed,
     IncidentOpened,
     Join,
@@ -54,6 +55,8 @@ class Record:
         self.excuses = 0
         self.agreed = 0
         self.distrusted = 0
+        self.measured = 0
+        self.sent_away = 0
 
     def forgotten(self, document: RoundDocument | None) -> None:
         """The document is lost, with the facts in it: rounds go on that none tells of."""
@@ -265,6 +268,9 @@ class Record:
             if isinstance(fact, IncidentOpened):
                 assert fact.incident not in opened, "an incident was opened twice"
                 opened[fact.incident] = fact
+            elif isinstance(fact, ActionDecided) and fact.rule == "network.slow":
+                assert fact.nodes_out == (self._fleet.slow_node,), fact
+                self.sent_away += 1
             elif isinstance(fact, RoundFormed):
                 is_new = fact.round not in rounds or self._formed is not None
                 assert is_new, f"round {fact.round} formed twice"

@@ -32,6 +32,8 @@ def test_a_thousand_schedules(chunk: int) -> None:
     assert sum(fleet.record.excuses for fleet in fleets) > 20
     assert sum(fleet.record.agreed for fleet in fleets) > 20
     assert sum(fleet.record.distrusted for fleet in fleets) > 5
+    assert sum(fleet.record.measured for fleet in fleets) > 100
+    assert sum(fleet.record.sent_away for fleet in fleets) > 5
 
 
 def test_schedules_in_which_the_document_is_lost() -> None:

@@ -201,7 +201,9 @@ class NetworkPeer(Part, frozen=True, kw_only=True):
 
 
 class MeasureNetwork(Order, frozen=True, kw_only=True, tag="measure_network.v1"):
-    """Some nodes measure the network in pairs; an operator wants it. All agents receive this.
+    """Some nodes measure the network in pairs. All agents receive this.
+
+    An operator wants it, or the next round waits for it.
 
     The pairs of each turn follow from the order of the peers. The figures of each agent are in
     its `network_measured`.
@@ -215,6 +217,11 @@ class MeasureNetwork(Order, frozen=True, kw_only=True, tag="measure_network.v1")
     """The number of turns: each node has that number of partners, or one fewer."""
     turn_s: float
     """The duration of a turn."""
+    has_sums: bool = False
+    """Each pair also adds numbers over the backend that ranks use: NCCL where torch finds GPUs, one
+    pair of processes for each GPU, at ports from that of the peer on; otherwise gloo."""
+    lead_s: float = 0.0
+    """How much later than its turn a pair's sums may end, because torch may still be imported."""
 
     def __repr__(self) -> str:
         return f"MeasureNetwork(id={self.id!r}, job={self.job!r}, turns={self.turns}, token='***')"

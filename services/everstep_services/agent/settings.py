@@ -87,6 +87,10 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     """The signals to `everstep run` that mean that this node will be taken away: any of these
     three.
     """
+    network_test: Literal["off", "first", "failures"] = "off"
+    """When a round waits until its nodes have measured the network in pairs: never, the `first`
+    round of an allocation, or also each round after a failure that is not one of the program.
+    """
     restart_on_stall: bool = True
     """A stalled rank ends the round; otherwise it is only reported."""
     limits: tuple[str, ...] = ()

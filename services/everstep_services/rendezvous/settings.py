@@ -24,6 +24,9 @@ class RendezvousSettings(Settings, frozen=True, kw_only=True):
     check_compare_s: float = 10.0
     """How long the other nodes may take to run a check that has failed on one, before its node is
     accused."""
+    network_test_within_s: float = 90.0
+    """How long a round waits at most for the network test that its job wants before it. A pair that
+    has not answered within its part of this time counts as not reached."""
     cause_within_s: float = 0.3
     """How long later reports may replace the first as the cause, and how long ranks may end by
     themselves before they are stopped, while only consequences are known."""
@@ -76,6 +79,7 @@ class RendezvousSettings(Settings, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in (
             "join_within_s",
+            "network_test_within_s",
             "probe_within_s",
             "probe_every_s",
             "unheard_after_s",

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 
 import pytest
+from msgspec.structs import replace
 
 from everstep.messages import Fact, MeasureNetwork, NetworkMeasured, NetworkPeer
 from everstep.observe.redaction import redact
@@ -149,7 +150,7 @@ async def test_turns_that_have_passed_during_another_test_are_not_made_up_for(
     ports: list[int],
 ) -> None:
     async with measuring_nodes("n0") as nodes:
-        late = order(ports[:2], turn_s=0.2)  # over when the first one is
+        late = replace(order(ports[:2], turn_s=0.2), id="f" * 32)  # over when the first one is
         nodes.ask(order(ports[1::-1], turn_s=0.5))
         nodes.ask(late)
         async with asyncio.timeout(40):

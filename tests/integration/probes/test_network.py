@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from everstep_services.agent.probes.network import collectives, pair_test
+from everstep_services.agent.probes.network.collectives import Pair, PairEnd, Sums
 from everstep_services.agent.probes.network.pair_test import (
     Address,
     Figures,
@@ -155,13 +156,42 @@ def test_limits_are_kept_only_where_there_are_any(
     assert said in one.reason
 
 
-@pytest.mark.variant
-async def test_two_ends_add_tensors_over_gloo_as_two_ranks() -> None:
-    """The path of `--over nccl`, but for the device: each end is a process with torch."""
+def free() -> Address:
+    """Where nobody listens."""
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
-        at = Address(*held.getsockname())
+        return Address(*held.getsockname())
+
+
+@pytest.mark.variant
+async def test_ends_go_on_with_other_pairs_and_find_out_that_they_differ() -> None:
+    ends = [PairEnd(), PairEnd()]
+
+    async def added(*backends: str) -> list[Sums]:
+        at = free()
+        pairs = (Pair(rank, at.host, at.port, backends[rank], 180.0, 60.0) for rank in range(2))
+        return await asyncio.gather(*(end.add(pair) for end, pair in zip(ends, pairs, strict=True)))
+
+    try:
+        for backend in ("", "gloo"):
+            assert [(sums.backend, sums.trouble) for sums in await added(backend, backend)] == [
+                ("gloo", ""),
+                ("gloo", ""),
+            ]
+        assert [sums.trouble for sums in await added("", "nccl")] == [
+            "this node would use gloo, and the other one nccl",
+            "this node would use nccl, and the other one gloo",
+        ]
+    finally:
+        for end in ends:
+            await end.stop()
+
+
+@pytest.mark.variant
+async def test_two_ends_add_tensors_over_gloo_as_two_ranks() -> None:
+    """The path of `--over nccl`, but for the device: each end is a process with torch."""
+    at = free()
     ends = (
         collectives.compare(at, "gloo", ChecksSettings(), 180.0, is_peer=is_peer)
         for is_peer in (False, True)
@@ -179,11 +209,11 @@ async def test_an_end_without_its_partner_or_its_device_is_unknown() -> None:
 
 def test_a_wrong_sum_and_a_slow_pair_have_failed() -> None:
     settings = ChecksSettings(network_least_mib_s=100)
-    for figures, text in (
-        ({"wrong": "3 of 8 sums are wrong", "mib_s": 900.0}, "nccl: 3 of 8 sums are wrong"),
-        ({"wrong": "", "mib_s": 99.0}, "sums are right, 99 MiB/s (least 100 MiB/s)"),
+    for sums, text in (
+        (Sums(wrong="3 of 8 sums are wrong", mib_s=900.0), "nccl: 3 of 8 sums are wrong"),
+        (Sums(mib_s=99.0), "sums are right, 99 MiB/s (least 100 MiB/s)"),
     ):
-        result = collectives.judge(LOOPBACK, "nccl", figures, settings)
+        result = collectives.judge(LOOPBACK, "nccl", sums, settings)
         assert (result.state, result.failure_class) == ("failed", "watch")
         assert text in result.reason
-    assert collectives.judge(LOOPBACK, "nccl", {"mib_s": 100.0}, settings).state == "ok"
+    assert collectives.judge(LOOPBACK, "nccl", Sums(100.0), settings).state == "ok"

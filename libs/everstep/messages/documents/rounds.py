@@ -1,10 +1,11 @@
 """The document of a job in `ROUNDS`: its newest round, and all that rendezvous knows of it."""
 
 from everstep.messages.base import Count, DocumentBody, Int, Name, Part, Time
+from everstep.messages.facts.health import NetworkFigures
 from everstep.messages.facts.incidents import Budget, Ledger
 from everstep.messages.facts.jobs import JobSpec
 from everstep.messages.facts.rounds import Member
-from everstep.messages.orders import GroupPosition
+from everstep.messages.orders import GroupPosition, MeasureNetwork
 
 
 class Seat(Part, frozen=True, kw_only=True, array_like=True):
@@ -231,6 +232,24 @@ class OpenCheck(Part, frozen=True, kw_only=True):
     """The spares on which the check passes, of the first 32."""
 
 
+class OpenNetworkTest(Part, frozen=True, kw_only=True):
+    """A network test before a round forms, and what nodes have told so far."""
+
+    order: MeasureNetwork
+    """The order to the nodes."""
+    round: Count
+    """The round that waits for it."""
+    figures: tuple[NetworkFigures, ...] = ()
+    """Of the nodes that have answered."""
+    is_over: bool = False
+    """The figures were judged: the round may form."""
+    doubted: tuple[Name, ...] = ()
+    """Nodes that get a slot of this round only where no other node can have it."""
+
+    def __repr__(self) -> str:
+        return f"OpenNetworkTest(order={self.order!r}, round={self.round}, over={self.is_over})"
+
+
 class Replication(Part, frozen=True, kw_only=True):
     """How the states of slots are kept in the memory of other nodes."""
 
@@ -317,6 +336,8 @@ class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document
     """Ranks that have stalled, and may have an excuse."""
     checks: tuple[OpenCheck, ...] = ()
     """Checks that have failed, and are compared between nodes."""
+    network: OpenNetworkTest | None = None
+    """The network test for which the next round waits, or has waited."""
     replication: Replication | None = None
     """Which nodes hold whose states; None before the first round."""
     decisions: tuple[OpenDecision, ...] = ()

@@ -169,7 +169,32 @@ class NetworkLink(Part, frozen=True, kw_only=True):
     round_trip_s: float | None = None
     """The median round trip of small messages; None if the other node was not reached."""
     reason: str = ""
-    """Why the other node was not reached."""
+    """Why the other node was not reached, or why the two could not add numbers."""
+    backend: Name = ""
+    """The backend over which the two added numbers, as ranks do; empty if they did not."""
+    sums_mib_s: float | None = None
+    """The rate of these sums, on the slowest GPU; 0 if they failed or one was wrong, None if they
+    were not part of the test."""
+
+    @property
+    def speed_mib_s(self) -> float:
+        """What counts: the sums, where they are part of the test."""
+        return self.mib_s if self.sums_mib_s is None else self.sums_mib_s
+
+
+class NetworkFigures(Part, frozen=True, kw_only=True):
+    """A node's part in a network test, as its agent tells rendezvous."""
+
+    test: str
+    """The id of the `measure_network`."""
+    node: Name
+    """The node."""
+    fact: Name
+    """The id of the `network_measured` with the details."""
+    links: tuple[NetworkLink, ...] = ()
+    """As in `network_measured`."""
+    reason: str = ""
+    """As in `network_measured`."""
 
 
 class NetworkMeasured(Fact, frozen=True, kw_only=True, tag="network_measured.v1"):

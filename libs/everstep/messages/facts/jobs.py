@@ -47,6 +47,10 @@ class JobSpec(Part, frozen=True, kw_only=True):
     agents start them."""
     launcher_restarts: Int | None = None
     """The other launcher's limit of restarts on each node; None if it is not known."""
+    network_test: Name = "off"
+    """When nodes measure the network in pairs before a round forms: `off`, `first` (before the
+    first round of an allocation), or `failures` (also before each round after a failure that is not
+    one of the program)."""
     enforce: tuple[str, ...] = ()
     """Rules that act for this job instead of only being recorded: `stop` (all that make another
     failure probable), `no_progress` (that limit alone)."""

@@ -1,7 +1,7 @@
 """Questions of agents, people and services to rendezvous, and their replies."""
 
 from everstep.messages.base import Count, Int, Name, Question, Reply, RoundNumber
-from everstep.messages.facts.health import CheckResult
+from everstep.messages.facts.health import CheckResult, NetworkFigures
 from everstep.messages.facts.jobs import JobSpec
 from everstep.messages.orders import AwaitRound, GroupPosition, StandBy, StartRanks, StopRanks
 
@@ -68,6 +68,8 @@ class Join(Question, frozen=True, kw_only=True, tag="join.v1"):
     """The device of the node's ranks."""
     version: Name = ""
     """The agent's release."""
+    network: NetworkFigures | None = None
+    """The figures of the node's last network test."""
     nvlink_domain: Name = ""
     """The NVLink domain of the node's GPUs, named by their ClusterUUID; empty for none."""
 

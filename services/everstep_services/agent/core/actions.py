@@ -243,12 +243,13 @@ class ShowLine:
     is_warning: bool = False
 
 
+RankAction = StartRound | StopRound | StopWithoutWait | SignalRanks
+"""What concerns the processes of ranks."""
 SaveAction = PassNotice | AskRanksToStop | AskRanksToSave | ReportProgress | RecordAction
 """What concerns saves and the end of the training."""
 OrderedAction = ReportExcuse | ExamineNode | MeasurePeers | ChangeReplicas | CaptureEvidence
 """What an order has asked for."""
 Action = (
     AskToJoin | SendReport | ExitAgent | ShowLine
-    | StartRound | StopRound | StopWithoutWait | SignalRanks
-    | SaveAction | OrderedAction
+    | RankAction | SaveAction | OrderedAction
 )  # fmt: skip

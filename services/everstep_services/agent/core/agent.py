@@ -343,6 +343,10 @@ class Agent:
             return []
         return self._part.fell(rank, ending)
 
+    def measured(self) -> list[Action]:
+        """Bring the figures of a network test: the next round may wait for them."""
+        return [AskToJoin()] if self._part is None and self._departure is None else []
+
     def start_failed(self, round: int, reason: str) -> list[Action]:
         """The ranks of a round could not be started."""
         if self._part is None or self._part.round != round:

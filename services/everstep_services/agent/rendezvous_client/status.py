@@ -3,12 +3,13 @@
 import errno
 import random
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from everstep import __version__
 from everstep.errors import EverstepError
-from everstep.messages import Join, Leave, Report, StartRanks
+from everstep.messages import Join, Leave, NetworkFigures, Report, StartRanks
 from everstep.messages.orders import GroupPosition
 from everstep_services.agent.core.actions import ExitAgent, SendReport
 from everstep_services.agent.core.agent import Agent
@@ -111,7 +112,7 @@ class AgentStatus:
     def __init__(  # noqa: PLR0913  each owns values that rendezvous wants to know
         self, plan: RunPlan, instance: str, agent: Agent, progress: ProgressReader,
         checks: NodeChecks, probes: PeriodicProbes, checkpoints: NodeCheckpoints,
-        ranks: StartStopTimes, port: RendezvousPort,
+        network: Callable[[], NetworkFigures | None], ranks: StartStopTimes, port: RendezvousPort,
     ) -> None:  # fmt: skip
         self._plan = plan
         self._instance = instance
@@ -120,6 +121,7 @@ class AgentStatus:
         self._checks = checks
         self._probes = probes
         self._checkpoints = checkpoints
+        self._network = network
         self._ranks = ranks
         self._port = port
 
@@ -155,6 +157,7 @@ class AgentStatus:
             evidence_s=self._ranks.evidence_s,
             stop_s=self._ranks.stop_s,
             version=__version__,
+            network=self._network(),
         )
 
     def _step(self, tell: SendReport) -> int | None:

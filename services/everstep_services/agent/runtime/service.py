@@ -25,6 +25,7 @@ from everstep_services.agent.probes import notes
 from everstep_services.agent.probes.node_checks import NodeChecks
 from everstep_services.agent.probes.periodic.probes import PeriodicProbes
 from everstep_services.agent.probes.runner.examiner import NodeExaminer
+from everstep_services.agent.ranks.device_memory import has_devices
 from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.rendezvous_client.client import RendezvousClient
 from everstep_services.agent.rendezvous_client.script_requests import ScriptRequests
@@ -145,11 +146,15 @@ class AgentService:
             plan, bus, clock, self._agent, self._progress, self._probes, self._recorder,
             door=lambda: self._ranks.runner.warden.door, do=self._do,
         )  # fmt: skip
+        self._measuring = NetworkTestRunner(
+            plan.node, clock, self._records, record,
+            ends=plan.ranks_per_node if has_devices() else 1,
+            done=lambda: self._do(self._agent.measured()),
+        )  # fmt: skip
         self._questions = AgentStatus(
             plan, instance, self._agent, self._progress, self._checks, self._probes,
-            self._checkpoints, self._ranks, port,
+            self._checkpoints, lambda: self._measuring.figures, self._ranks, port,
         )  # fmt: skip
-        self._measuring = NetworkTestRunner(plan.node, clock, self._records, record)
         self._injection = None if harm is None else self._opened_to(harm)
         self._allocation = AllocationLink(
             plan.allocation_dir, plan.node, clock,
@@ -359,11 +364,7 @@ class AgentService:
                     | actions.StopWithoutWait()
                     | actions.SignalRanks()
                 ):
-                    self._ranks.runner.do(act)
-                    # Beat before the report: a node that is lost in its first second of a round
-                    # would otherwise be looked for in a round that is over.
-                    with unharmed("a beat"):
-                        self._beats.send()
+                    self._change_ranks(act)
                 case actions.ShowLine():
                     self._workdir.say(act.text, is_warning=act.is_warning)
                 case actions.ExitAgent():
@@ -379,6 +380,15 @@ class AgentService:
                 case _:
                     self._save(act)
         self._due.set()
+
+    def _change_ranks(self, act: actions.RankAction) -> None:
+        if isinstance(act, actions.StartRound):
+            self._measuring.give_way()
+        self._ranks.runner.do(act)
+        # Beat before the report: a node that is lost in its first second of a round would otherwise
+        # be looked for in a round that is over.
+        with unharmed("a beat"):
+            self._beats.send()
 
     def _save(self, act: actions.SaveAction) -> None:
         match act:

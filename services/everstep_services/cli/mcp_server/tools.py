@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from everstep.node_presence import NodePresence
+from everstep.job_states import NodePresence
 from everstep.observe.redaction import redact
 from everstep_services.cli.api.client import job_path
 from everstep_services.cli.errors import CliError, Exit

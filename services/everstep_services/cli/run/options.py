@@ -182,6 +182,10 @@ OWN = (
             metavar="SECONDS", least=0,
             help="From SIGTERM, SIGUSR1 or SIGUSR2 to this process, passed on to the ranks, to "
             f"SIGKILL: time to save ({_DEFAULTS.preempt_grace_s:g})."),
+    _own(STALLS, "--network-test", metavar="WHEN", choices=("off", "first", "failures"),
+            help="Measure the network between the nodes, in pairs and as ranks use it, before the "
+            "`first` round, or also after `failures` that are not those of the program (off). A "
+            "node that is slow with each partner leaves the job if others can have its slot."),
     _own(STALLS, "--limit", metavar="NAME=SECONDS",
             help="How long a rank may be in a section, or in `first-step`, `step` (from one to the "
             "next), `heartbeat` (likewise) or `outside` (of all sections), from the script's "

@@ -265,6 +265,7 @@ def _spec(
         slots_per_group=given.whole("group_size") or 1,
         join_within_s=agent.join_within_s,
         stop_grace_s=agent.stop_grace_s,
+        network_test=agent.network_test,
         enforce=_enforced(agent, given),
     )
     _check_units(spec)

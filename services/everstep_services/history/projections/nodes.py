@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from everstep.job_states import NodePresence
 from everstep.messages import (
     Fact,
     LimitsLearned,
@@ -18,7 +19,6 @@ from everstep.messages import (
     StallLocated,
     WatchChanged,
 )
-from everstep.node_presence import NodePresence
 from everstep.store.projected.changes import Changes, LoggedFact, Value, compact
 from everstep.store.projected.jobs import ALLOCATIONS, JOBS
 from everstep.store.projected.nodes import LIMITS, LOCATED, NODE_CHECKS, WATCHES

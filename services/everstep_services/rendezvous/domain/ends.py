@@ -154,7 +154,7 @@ def _send_away(batch: Batch, phase: Phase, exit_code: int, reason: str) -> None:
     state = batch.state
     came_of(batch, "overtaken", reason)
     state.set(exit_code=exit_code, stop_order=batch.now.new_id())
-    state.set(planned=None, saving=None, stalls=(), checks=())
+    state.set(planned=None, saving=None, stalls=(), checks=(), network=None)
     for seat in [seat for seat in state.seats if seat.stage == "gone" or not seat.instance]:
         state.drop(seat.node)
     for seat in state.in_stage(*AT_WORK):

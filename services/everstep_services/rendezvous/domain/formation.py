@@ -10,6 +10,7 @@ from everstep_services.rendezvous.domain.batch import Batch
 from everstep_services.rendezvous.domain.decisions import came_of, decide_to, is_open
 from everstep_services.rendezvous.domain.ends import NOT_ENOUGH_NODES, end_allocation
 from everstep_services.rendezvous.domain.lost_document import may_be_recalled
+from everstep_services.rendezvous.domain.network import pair_test
 from everstep_services.rendezvous.domain.placement import (
     Candidate,
     World,
@@ -28,8 +29,13 @@ def try_form(batch: Batch) -> None:
     if not settle(batch):
         return
     batch.timers.start("form", batch.state.doc.round, batch.state.doc.allocation)
+    doubted = pair_test.doubted(batch)
     candidates = [
-        candidate_of(seat, is_suspect=batch.control.suspicion(seat.node) is not None)
+        candidate_of(
+            seat,
+            is_suspect=batch.control.suspicion(seat.node) is not None,
+            is_doubted=seat.node in doubted,
+        )
         for seat in batch.state.in_stage("idle")
         if may_have_slot(batch, seat)
     ]
@@ -37,6 +43,8 @@ def try_form(batch: Batch) -> None:
     size = largest_size(candidates, world)
     wait_s = _wait_s(batch, size, world)
     if size and wait_s <= 0:
+        if pair_test.begins(batch, candidates, world):
+            return
         _form(batch, candidates, size)
         return
     if size:
@@ -55,10 +63,16 @@ def world_of(batch: Batch) -> World:
     return World(spec.nodes_min, spec.nodes_max, spec.slots_per_unit, spec.slots_per_segment)
 
 
-def candidate_of(seat: Seat, *, is_suspect: bool = False) -> Candidate:
+def candidate_of(seat: Seat, *, is_suspect: bool = False, is_doubted: bool = False) -> Candidate:
     """Return the candidate of a seat for placement."""
     return Candidate(
-        seat.node, seat.infra_rank, seat.failure_domain, seat.place, seat.slot, is_suspect
+        seat.node,
+        seat.infra_rank,
+        seat.failure_domain,
+        seat.place,
+        seat.slot,
+        is_suspect,
+        is_doubted,
     )
 
 
@@ -157,6 +171,7 @@ def _enter_round(batch: Batch, size: int) -> None:
         saving=None,
         stalls=(),
         checks=(),
+        network=None,
     )
     again = f"restart {doc.restarts}" if doc.restarts else "no restart so far"
     batch.enter("forming", f"round {number}: {size} {'slot' if size == 1 else 'slots'}, {again}")

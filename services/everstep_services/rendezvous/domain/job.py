@@ -37,6 +37,7 @@ from everstep_services.rendezvous.domain.events import (
 )
 from everstep_services.rendezvous.domain.formation import candidate_of, try_form, world_of
 from everstep_services.rendezvous.domain.incidents import Sign
+from everstep_services.rendezvous.domain.network import findings
 from everstep_services.rendezvous.domain.placement import largest_size
 from everstep_services.rendezvous.domain.state import OVER, JobState
 from everstep_services.rendezvous.domain.timers import Timers
@@ -169,9 +170,11 @@ def _settle(batch: Batch) -> None:
     replacement_groups.settle(batch)
     preemption.settle(batch)
     agreed_save.settle(batch)
+    is_testing = findings.settle(batch)
     requests.dismiss(batch)
     if batch.state.doc.phase in {"joining", "ending"}:
-        try_form(batch)
+        if not is_testing:
+            try_form(batch)
     elif batch.state.doc.phase == "running":
         _grow(batch)
     incidents.extend(batch)

@@ -44,6 +44,7 @@ from everstep_services.rendezvous.domain.lost_document import (
     recall,
     resume,
 )
+from everstep_services.rendezvous.domain.network import pair_test
 from everstep_services.rendezvous.domain.requests import dismissal
 from everstep_services.rendezvous.domain.state import AT_WORK, OVER, with_stage
 
@@ -260,6 +261,7 @@ def _outlived(batch: Batch, ask: Join) -> Refusal | None:
 def _take(batch: Batch, ask: Join) -> None:
     """Give an agent a seat; a node that had a slot keeps it."""
     state = batch.state
+    pair_test.told(batch, ask)
     _allocation(batch, ask)
     end_other_world(batch, ask)
     before = state.seat(ask.node)

@@ -22,6 +22,8 @@ class Candidate:
     """The slot that it holds."""
     is_suspect: bool = False
     """Whether health suspects it: it gets a slot only where no other node can have it."""
+    is_doubted: bool = False
+    """Whether its network is slow or was not measured: likewise, but a suspect comes after it."""
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -103,18 +105,13 @@ def assign(
 def _without_suspects(candidates: Sequence[Candidate], size: int, segment: int) -> list[Candidate]:
     """Leave out as many suspects as the size allows: spares first, then the last slots."""
     suspects = [candidate for candidate in candidates if candidate.is_suspect]
-    spares = sorted(
-        (candidate for candidate in suspects if candidate.slot is None),
-        key=lambda candidate: candidate.order,
-    )
-    holders = sorted(
-        (candidate for candidate in suspects if candidate.slot is not None),
-        key=lambda candidate: candidate.slot or 0,
-    )
+    doubted = [
+        candidate for candidate in candidates if candidate.is_doubted and not candidate.is_suspect
+    ]
     room = _room(candidates, segment)
     left = Counter(_network(candidate) for candidate in candidates)
     out: set[str] = set()
-    for candidate in (*reversed(spares), *reversed(holders)):
+    for candidate in (*_last_first(suspects), *_last_first(doubted)):
         network = _network(candidate)
         cost = 0 if left[network] % segment else segment
         if room - cost >= size:
@@ -122,6 +119,14 @@ def _without_suspects(candidates: Sequence[Candidate], size: int, segment: int) 
             left[network] -= 1
             out.add(candidate.node)
     return [candidate for candidate in candidates if candidate.node not in out]
+
+
+def _last_first(candidates: Sequence[Candidate]) -> Iterator[Candidate]:
+    """Yield spares, then holders of slots, each from the last on."""
+    held = {candidate.slot: candidate for candidate in candidates if candidate.slot is not None}
+    spares = [candidate for candidate in candidates if candidate.slot is None]
+    yield from sorted(spares, key=lambda spare: spare.order, reverse=True)
+    yield from (held[slot] for slot in sorted(held, reverse=True))
 
 
 def _holders(candidates: Iterable[Candidate], size: int) -> tuple[dict[int, str], list[Candidate]]:

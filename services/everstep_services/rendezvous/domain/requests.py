@@ -10,7 +10,6 @@ from everstep.messages import (
     DrainNode,
     LeaveJob,
     MeasureNetwork,
-    NetworkPeer,
     Peer,
     ReleaseImages,
     RequestChecks,
@@ -35,6 +34,7 @@ from everstep_services.rendezvous.domain.ends import (
     end_job,
 )
 from everstep_services.rendezvous.domain.formation import candidate_of, world_of
+from everstep_services.rendezvous.domain.network.pair_test import peers
 from everstep_services.rendezvous.domain.placement import largest_size
 from everstep_services.rendezvous.domain.state import AT_WORK, OVER
 
@@ -65,7 +65,6 @@ _CONTINUED = frozenset({RETRYABLE, PREEMPTED, NOT_ENOUGH_NODES})
 """Exit codes of allocations whose job another allocation may continue, until a person stops it."""
 _TURN_S = 4.0
 """One measurement sends for a second; the rest of the turn is for late nodes and slow links."""
-_FIRST_PORT, _PORTS = 20_000, 12_000
 _NODES_MOST = 4096
 """All of them must fit into one order."""
 _NAMED_MOST = 20
@@ -380,7 +379,7 @@ def _network_test(batch: Batch, ask: RequestMeasurement) -> MeasureNetwork | str
         job=doc.job,
         round=doc.round,
         reason=f"{ask.by}: {ask.reason}",
-        peers=_network_peers(seats, ask.test),
+        peers=peers(seats, ask.test),
         token=batch.now.new_id() + batch.now.new_id(),
         turns=max(1, min(ask.partners, len(seats) - 1 + len(seats) % 2)),
         turn_s=_TURN_S,
@@ -393,15 +392,6 @@ def _network_test_text(order: MeasureNetwork) -> str:
     return (
         f"{len(order.peers)} nodes measure the network in pairs, in {turns} of "
         f"{order.turn_s:g} s; the figures are recorded as facts"
-    )
-
-
-def _network_peers(seats: list[Seat], test: str) -> tuple[NetworkPeer, ...]:
-    """Return the peers, each with a port of its own, because several may be on one host."""
-    first = _FIRST_PORT + int(test[-8:], 16) % (_PORTS - len(seats))
-    return tuple(
-        NetworkPeer(node=seat.node, address=seat.address, port=first + number)
-        for number, seat in enumerate(seats)
     )
 
 

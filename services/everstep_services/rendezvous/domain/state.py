@@ -13,6 +13,7 @@ from everstep.messages.documents.rounds import (
     OpenCheck,
     OpenDecision,
     OpenIncident,
+    OpenNetworkTest,
     OpenStall,
     PlannedEnd,
 )
@@ -55,6 +56,7 @@ class DocumentChanges(TypedDict, total=False):
     saving: AgreedSave | None
     stalls: tuple[OpenStall, ...]
     checks: tuple[OpenCheck, ...]
+    network: OpenNetworkTest | None
     replication: Replication | None
     decisions: tuple[OpenDecision, ...]
     restarts: int

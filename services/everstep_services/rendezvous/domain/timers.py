@@ -15,6 +15,7 @@ TimerName = Literal[
     "form",
     "lived",
     "moving",
+    "network_test",
     "observed",
     "phase",
     "planned",

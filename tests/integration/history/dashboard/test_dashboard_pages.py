@@ -10,8 +10,8 @@ import pytest
 
 from everstep.clock import SystemClock
 from everstep.incident_outcomes import INCIDENT_FATES
+from everstep.job_states import NODE_PRESENCES
 from everstep.messages.facts.incidents import Ledger
-from everstep.node_presence import NODE_PRESENCES
 from everstep.store.database import open_database
 from everstep.store.log import FactLog
 from everstep.store.schema import upgrade

@@ -9,7 +9,7 @@ from typing import Any, Self
 import click
 
 from everstep.ids import new_id
-from everstep_services.agent.probes.network.pairs import MeasuredPair, SlowNodes, slow_ones
+from everstep.node_pairs import MeasuredPair, SlowNodes, slow_ones
 from everstep_services.cli.api.client import Api, Params
 from everstep_services.cli.cells import aligned, cell, counted
 from everstep_services.cli.errors import CliError, Exit

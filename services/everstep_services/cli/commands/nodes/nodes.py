@@ -2,7 +2,7 @@
 
 import click
 
-from everstep.node_presence import NODE_PRESENCES
+from everstep.job_states import NODE_PRESENCES
 from everstep_services.cli.invocation import Invocation, with_wide_api_options
 
 

@@ -9,8 +9,8 @@ from pydantic import Field
 from sqlalchemy import ColumnElement, case, func, or_, select
 
 from everstep.bus.errors import BusDeniedError
+from everstep.job_states import NodePresence
 from everstep.messages import NodeStanding, NodeStandings, ShowNodes
-from everstep.node_presence import NodePresence
 from everstep.store import tables
 from everstep.store.queries import (
     Record,

@@ -5,7 +5,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from everstep.node_presence import NODE_PRESENCES
+from everstep.job_states import NODE_PRESENCES
 from everstep_services.history.dashboard.pages.page import Page, filters, without_cursor
 from everstep_services.history.dashboard.parts import attempt
 from everstep_services.history.dashboard.rest import Reader, RestAnswer, path_of, together

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep_services.agent.probes.network.pairs import MeasuredPair, schedule, slow_ones
+from everstep.node_pairs import MeasuredPair, schedule, slow_ones
 
 
 @given(st.integers(0, 33))

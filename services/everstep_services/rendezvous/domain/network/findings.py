@@ -1,0 +1,131 @@
+"""Judges the network test for which a round waits: who leaves, who is doubted, what people read."""
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from everstep.messages.documents.rounds import OpenNetworkTest
+from everstep.messages.facts.health import NetworkLink
+from everstep.node_pairs import MeasuredPair, SlowNodes, slow_ones
+from everstep_services.rendezvous.domain.batch import Batch
+from everstep_services.rendezvous.domain.decisions import came_of, decide_to, only_say
+from everstep_services.rendezvous.domain.formation import candidate_of, may_have_slot, world_of
+from everstep_services.rendezvous.domain.network import pair_test
+from everstep_services.rendezvous.domain.placement import largest_size
+
+_NAMED_MOST = 8
+SLOW = "network.slow"
+"""The rule by which a node leaves that reaches none of its partners as others reach theirs."""
+NO_PLACE = "network.no_place"
+"""The rule by which such a node stays: only it could have the slot."""
+
+
+def settle(batch: Batch) -> bool:
+    """Return whether the next round still waits for its test; judge the test once it is over.
+
+    It is over when each node has told its figures, or its time is over. Without one of its nodes it
+    means nothing: the others begin again.
+    """
+    test = pair_test.open_test(batch)
+    if test is None or test.is_over or batch.state.doc.phase != "joining":
+        return False
+    here = {seat.node for seat in batch.state.in_stage("idle")}
+    nodes = {peer.node for peer in test.order.peers}
+    if not nodes <= here:
+        batch.state.set(network=None)
+        batch.timers.clear("network_test")
+        return False
+    pair_test.send(batch, test)
+    silent = sorted(nodes - {figures.node for figures in test.figures})
+    took_s = batch.timers.elapsed("network_test", test.order.id)
+    if silent and took_s < batch.settings.network_test_within_s:
+        return True
+    _judge(batch, test, silent, took_s)
+    return False
+
+
+def _judge(batch: Batch, test: OpenNetworkTest, silent: Sequence[str], took_s: float) -> None:
+    links = _links(test)
+    slow = slow_ones(MeasuredPair((node, link.node), link.speed_mib_s) for node, link in links)
+    accused = [finding for finding in slow if len(finding.nodes) == 1]
+    leaving = _send_away(batch, test, accused)
+    unmeasured = [*silent, *(figures.node for figures in test.figures if figures.reason)]
+    doubtful = {*unmeasured, *(node for finding in slow for node in finding.nodes)} - leaving
+    batch.state.set(network=replace(test, is_over=True, doubted=tuple(sorted(doubtful))))
+    batch.timers.clear("network_test")
+    count = len(test.figures)
+    texts = [
+        f"has tested the network before round {test.round} in {took_s:.1f} s: {count} "
+        f"{'node has' if count == 1 else 'nodes have'} answered{_range(links)}",
+        *(_about(finding, links, leaving) for finding in slow[:_NAMED_MOST]),
+    ]
+    if unmeasured:
+        names = ", ".join(unmeasured[:_NAMED_MOST])
+        texts.append(f"{names} could not be measured, and gets a slot only if no other node can")
+    batch.say_waiting(f"network.over {test.order.id}", "; ".join(texts))
+
+
+def _links(test: OpenNetworkTest) -> list[tuple[str, NetworkLink]]:
+    """The measured links, without those to nodes about which nothing is known."""
+    clear = {figures.node for figures in test.figures if not figures.reason}
+    return [
+        (figures.node, link)
+        for figures in test.figures
+        for link in figures.links
+        if link.speed_mib_s or {figures.node, link.node} <= clear
+    ]
+
+
+def _send_away(batch: Batch, test: OpenNetworkTest, accused: Sequence[SlowNodes]) -> set[str]:
+    """Let slow nodes leave the job if the others can form a round, and return who leaves."""
+    nodes = {node for finding in accused for node in finding.nodes}
+    if not nodes:
+        return set()
+    others = [
+        candidate_of(seat)
+        for seat in batch.state.in_stage("idle")
+        if seat.node not in nodes and may_have_slot(batch, seat)
+    ]
+    reason = "; ".join(finding.reason for finding in accused[:_NAMED_MOST])
+    facts = tuple(
+        figures.fact
+        for figures in test.figures
+        if figures.node in nodes or any(link.node in nodes for link in figures.links)
+    )[:_FACTS_MOST]
+    if not batch.control.enforces("exclude", otherwise=True):
+        only_say(batch, "exclude", f"{reason}; exclusions only observe", rule="exclude.observe",
+                 evidence=facts)  # fmt: skip
+        return set()
+    if not largest_size(others, world_of(batch)):
+        only_say(batch, "exclude", f"{reason}; no other node can have its slot", rule=NO_PLACE,
+                 evidence=facts)  # fmt: skip
+        return set()
+    for node in nodes:
+        seat = batch.state.seat(node)
+        if seat is not None:
+            batch.state.put(replace(seat, is_leaving=True))
+    names = tuple(sorted(nodes))
+    decide_to(batch, "exclude", reason, rule=SLOW, evidence=facts, nodes_out=names)
+    came_of(batch, "done", f"{', '.join(names)} leaves the job", "exclude")
+    return nodes
+
+
+_FACTS_MOST = 64
+
+
+def _range(links: Sequence[tuple[str, NetworkLink]]) -> str:
+    speeds = [link.speed_mib_s for _, link in links if link.speed_mib_s]
+    if not speeds:
+        why = next((f": {link.reason}" for _, link in links if link.reason), "")
+        return f", and no pair could be measured{why}"
+    over = sorted({link.backend for _, link in links if link.backend})
+    return f", {min(speeds):.0f} to {max(speeds):.0f} MiB/s over {' and '.join(over) or 'TCP'}"
+
+
+def _about(finding: SlowNodes, links: Sequence[tuple[str, NetworkLink]], leaving: set[str]) -> str:
+    """Return what the test found out about a node or link, why, and what follows."""
+    is_of = set(finding.nodes)
+    whys = (link.reason for node, link in links if is_of <= {node, link.node} and link.reason)
+    why = next((f" ({reason})" for reason in whys), "")
+    follows = "it leaves the job" if is_of <= leaving else "other nodes get slots first"
+    return f"{finding.reason}{why}: {follows}"
