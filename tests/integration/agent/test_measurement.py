@@ -17,6 +17,7 @@ from everstep_services.agent.runtime.network_test import NetworkTestRunner
 from everstep_services.agent.telemetry.facts import AgentFacts
 from tests.e2e.ports import free_port
 from tests.fakes.clock import FakeClock
+from tests.waiting import until_async
 
 TOKEN = "token-of-one-network-test"
 TEST = "0193aefc11e25f0a8c7d4b6e9f201c3d"
@@ -158,3 +159,17 @@ async def test_turns_that_have_passed_during_another_test_are_not_made_up_for(
     last = facts[1]
     assert isinstance(last, NetworkMeasured)
     assert (last.links, last.reason) == ((), "another test was still going on")
+
+
+async def test_a_test_for_which_a_round_waited_gives_way_to_a_newer_one(ports: list[int]) -> None:
+    """And the same order, which each replica of rendezvous may send, is obeyed once."""
+    async with measuring_nodes("n0") as nodes:
+        waited_for = replace(order(ports[:2], turn_s=1e6), has_sums=True)
+        nodes.ask(waited_for)
+        await until_async(lambda: nodes.each["n0"]._summing is not None, "it measures")
+        nodes.ask(waited_for)
+        assert not nodes.each["n0"]._summing.cancelling()  # type: ignore[union-attr]
+        nodes.ask(replace(order(ports[1::-1], turn_s=0.5), id="f" * 32))
+        (fact,) = (await nodes.figures(1)).values()
+        assert nodes.each["n0"].figures is not None
+    assert (fact.test, nodes.each["n0"].figures.test) == ("f" * 32, "f" * 32)

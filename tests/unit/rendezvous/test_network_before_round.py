@@ -106,6 +106,17 @@ def test_a_job_that_wants_none_and_a_job_of_one_node_go_on() -> None:
     ]
 
 
+def test_spares_that_come_within_the_last_call_are_measured_too() -> None:
+    world = World(spec(2, network_test="first", spares=2))
+    world.join("n0", "n1")
+    assert not ordered(world)
+    world.tick(0.5)
+    world.join("n2")
+    world.tick(0.5)
+    (order,) = ordered(world)
+    assert len(order.peers) == 3
+
+
 def test_a_node_that_reaches_nobody_leaves_and_a_spare_has_its_slot() -> None:
     world = held()
     told(world, n0=0.0)
@@ -210,6 +221,7 @@ def test_a_node_that_could_not_listen_is_not_accused() -> None:
 def test_the_others_begin_again_without_a_node_that_is_gone() -> None:
     world = held()
     world.gone("n1")
+    world.tick(1.0)
     first, second = ordered(world)
     assert first.id != second.id
     assert [peer.node for peer in second.peers] == ["n0", "n2"]

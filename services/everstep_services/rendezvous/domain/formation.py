@@ -98,11 +98,11 @@ def _wait_s(batch: Batch, size: int, world: World) -> float:
 
 
 def _first_call_s(batch: Batch, world: World) -> float:
-    """Return the wait before a job's first round: all nodes should be here, to order them."""
+    """Return the wait before a job's first round: all should be here, to order or measure them."""
     doc = batch.state.doc
     here = batch.state.in_stage("idle")
-    is_ordered = any(seat.infra_rank is not None for seat in here)
-    if doc.round or not is_ordered or len(here) >= world.most + doc.spec.spares:
+    is_worth = doc.spec.network_test != "off" or any(seat.infra_rank is not None for seat in here)
+    if doc.round or not is_worth or len(here) >= world.most + doc.spec.spares:
         return 0.0
     return batch.settings.last_call_s - _enough_for_s(batch)
 

@@ -113,7 +113,17 @@ def test_every_option_arrives(home: Path) -> None:
         *["--preempt-grace", "10m", "--node-id", "n7", "--infra-rank", "7", "--domain", "rack-3"],
         *["--topology", "block-1/rack-3", "--cold", "--preload", "numpy,einops"],
         *["--allocation", "a1", "--label", "team=vision", "--label", "x=", "--address", "10.0.0.7"],
-        *["--join-timeout", "60", "--console", "0,2-3", "--no-prefix", "--role", "actor"],
+        *[
+            "--network-test",
+            "failures",
+            "--join-timeout",
+            "60",
+            "--console",
+            "0,2-3",
+            "--no-prefix",
+            "--role",
+            "actor",
+        ],
         *["--bus-url", "nats://bus:4222", "--bus-credentials-file", "/x.creds"],
         *["--log-dir", "logs", "--signals-to-handle", "SIGTERM,sigusr1", "-m", "my.train", "-v"],
     )
@@ -123,7 +133,7 @@ def test_every_option_arrives(home: Path) -> None:
     )  # fmt: skip
     assert (spec.slots_per_unit, spec.slots_per_segment, spec.ranks_per_node) == (2, 4, 8)
     assert (spec.max_restarts_per_hour, spec.no_progress_limit) == (6, 5)
-    assert spec.enforce == ("stop", "no_progress")
+    assert (spec.enforce, spec.network_test) == (("stop", "no_progress"), "failures")
     assert (spec.join_within_s, spec.stop_grace_s, made.preempt_grace_s) == (60, 3, 600)
     assert (made.node, made.infra_rank, made.domain, made.allocation) == ("n7", 7, "rack-3", "a1")
     assert made.topology == ("block-1", "rack-3")

@@ -82,10 +82,12 @@ class PairEnd:
                 if not answer:
                     code = await program.wait()
                     return Sums(trouble=f"the process that adds numbers ended with code {code}")
-                return Sums(**json.loads(answer))
+                sums = Sums(**json.loads(answer))
         except TimeoutError:
-            await self.stop()  # it may hang
-            return Sums(trouble=f"the ends did not finish within {pair.within_s:g} s")
+            sums = Sums(trouble=f"the ends did not finish within {pair.within_s:g} s")
+        if sums.trouble:
+            await self.stop()  # it may hang, or keep a part of the group
+        return sums
 
     async def stop(self) -> None:
         """Kill the process. Safe to repeat."""
@@ -183,7 +185,7 @@ def _in_a_line(error: Exception) -> str:
 
 
 def main(number: int) -> None:
-    """Be one end of each pair that is asked for, and end after one that failed."""
+    """Be one end of each pair that is asked for."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # NCCL prints there, too
     trouble = ""
@@ -202,8 +204,6 @@ def main(number: int) -> None:
             sums = Sums(trouble=_in_a_line(error))
         answers.write(json.dumps(asdict(sums)) + "\n")
         answers.flush()
-        if sums.trouble:
-            return
 
 
 if __name__ == "__main__":
