@@ -129,12 +129,16 @@ def test_a_node_that_reaches_nobody_leaves_and_a_spare_has_its_slot() -> None:
     assert set(decision.evidence) <= {"fact of n0", "fact of n1", "fact of n2"}
     assert decision.evidence
     assert world.members() == ["n1", "n2"]
-    leave = [(to, order.exit_code) for to, order in world.orders if isinstance(order, LeaveJob)]
-    assert leave == [("n0", 0)]
-    assert said(world)[-1].endswith(
-        "; n0 reaches 0 MiB/s with every partner, and 1000 MiB/s is usual here (connection "
-        "refused): it leaves the job"
+    ((to, leave),) = [each for each in world.orders if isinstance(each[1], LeaveJob)]
+    assert isinstance(leave, LeaveJob)
+    why = "n0 reaches 0 MiB/s with every partner, and 1000 MiB/s is usual here (connection refused)"
+    assert (to, leave.exit_code, leave.reason) == (
+        "n0",
+        0,
+        f"{why}; the others continue without it",
     )
+    assert decision.reason == why
+    assert said(world)[-1].endswith(f"; {why}: it leaves the job")
 
 
 def test_an_elastic_job_goes_on_with_fewer_nodes() -> None:

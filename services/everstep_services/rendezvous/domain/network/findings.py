@@ -1,6 +1,6 @@
 """Judges the network test for which a round waits: who leaves, who is doubted, what people read."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -14,6 +14,7 @@ from everstep_services.rendezvous.domain.network import pair_test
 from everstep_services.rendezvous.domain.placement import largest_size
 
 _NAMED_MOST = 8
+_FACTS_MOST = 64
 SLOW = "network.slow"
 """The rule by which a node leaves that reaches none of its partners as others reach theirs."""
 NO_PLACE = "network.no_place"
@@ -47,22 +48,25 @@ def settle(batch: Batch) -> bool:
 def _judge(batch: Batch, test: OpenNetworkTest, silent: Sequence[str], took_s: float) -> None:
     links = _links(test)
     slow = slow_ones(MeasuredPair((node, link.node), link.speed_mib_s) for node, link in links)
-    accused = [finding for finding in slow if len(finding.nodes) == 1]
+    texts = {finding.nodes: _about(finding, links) for finding in slow}
+    accused = {nodes[0]: text for nodes, text in texts.items() if len(nodes) == 1}
     leaving = _send_away(batch, test, accused)
     unmeasured = [*silent, *(figures.node for figures in test.figures if figures.reason)]
-    doubtful = {*unmeasured, *(node for finding in slow for node in finding.nodes)} - leaving
+    doubtful = {*unmeasured, *(node for nodes in texts for node in nodes)} - leaving
     batch.state.set(network=replace(test, is_over=True, doubted=tuple(sorted(doubtful))))
     batch.timers.clear("network_test")
     count = len(test.figures)
-    texts = [
+    lines = [
         f"has tested the network before round {test.round} in {took_s:.1f} s: {count} "
-        f"{'node has' if count == 1 else 'nodes have'} answered{_range(links)}",
-        *(_about(finding, links, leaving) for finding in slow[:_NAMED_MOST]),
+        f"{'node has' if count == 1 else 'nodes have'} answered{_range(links)}"
     ]
+    for nodes, text in list(texts.items())[:_NAMED_MOST]:
+        leaves = leaving.issuperset(nodes)
+        lines.append(f"{text}: {'it leaves the job' if leaves else 'other nodes get slots first'}")
     if unmeasured:
         names = ", ".join(unmeasured[:_NAMED_MOST])
-        texts.append(f"{names} could not be measured, and gets a slot only if no other node can")
-    batch.say_waiting(f"network.over {test.order.id}", "; ".join(texts))
+        lines.append(f"{names} could not be measured, and gets a slot only if no other node can")
+    batch.say_waiting(f"network.over {test.order.id}", "; ".join(lines))
 
 
 def _links(test: OpenNetworkTest) -> list[tuple[str, NetworkLink]]:
@@ -76,41 +80,36 @@ def _links(test: OpenNetworkTest) -> list[tuple[str, NetworkLink]]:
     ]
 
 
-def _send_away(batch: Batch, test: OpenNetworkTest, accused: Sequence[SlowNodes]) -> set[str]:
+def _send_away(batch: Batch, test: OpenNetworkTest, accused: Mapping[str, str]) -> set[str]:
     """Let slow nodes leave the job if the others can form a round, and return who leaves."""
-    nodes = {node for finding in accused for node in finding.nodes}
-    if not nodes:
+    if not accused:
         return set()
     others = [
         candidate_of(seat)
         for seat in batch.state.in_stage("idle")
-        if seat.node not in nodes and may_have_slot(batch, seat)
+        if seat.node not in accused and may_have_slot(batch, seat)
     ]
-    reason = "; ".join(finding.reason for finding in accused[:_NAMED_MOST])
+    reason = "; ".join(list(accused.values())[:_NAMED_MOST])
     facts = tuple(
         figures.fact
         for figures in test.figures
-        if figures.node in nodes or any(link.node in nodes for link in figures.links)
+        if figures.node in accused or any(link.node in accused for link in figures.links)
     )[:_FACTS_MOST]
     if not batch.control.enforces("exclude", otherwise=True):
-        only_say(batch, "exclude", f"{reason}; exclusions only observe", rule="exclude.observe",
-                 evidence=facts)  # fmt: skip
-        return set()
-    if not largest_size(others, world_of(batch)):
-        only_say(batch, "exclude", f"{reason}; no other node can have its slot", rule=NO_PLACE,
-                 evidence=facts)  # fmt: skip
-        return set()
-    for node in nodes:
-        seat = batch.state.seat(node)
-        if seat is not None:
-            batch.state.put(replace(seat, is_leaving=True))
-    names = tuple(sorted(nodes))
-    decide_to(batch, "exclude", reason, rule=SLOW, evidence=facts, nodes_out=names)
-    came_of(batch, "done", f"{', '.join(names)} leaves the job", "exclude")
-    return nodes
-
-
-_FACTS_MOST = 64
+        rule, why = "exclude.observe", "exclusions only observe"
+    elif not largest_size(others, world_of(batch)):
+        rule, why = NO_PLACE, "no other node can have its slot"
+    else:
+        for node, text in accused.items():
+            seat = batch.state.seat(node)
+            if seat is not None:
+                batch.state.send_away(seat, text)
+        names = tuple(accused)
+        decide_to(batch, "exclude", reason, rule=SLOW, evidence=facts, nodes_out=names)
+        came_of(batch, "done", f"{', '.join(names)} leaves the job", "exclude")
+        return set(accused)
+    only_say(batch, "exclude", f"{reason}; {why}", rule=rule, evidence=facts)
+    return set()
 
 
 def _range(links: Sequence[tuple[str, NetworkLink]]) -> str:
@@ -122,10 +121,8 @@ def _range(links: Sequence[tuple[str, NetworkLink]]) -> str:
     return f", {min(speeds):.0f} to {max(speeds):.0f} MiB/s over {' and '.join(over) or 'TCP'}"
 
 
-def _about(finding: SlowNodes, links: Sequence[tuple[str, NetworkLink]], leaving: set[str]) -> str:
-    """Return what the test found out about a node or link, why, and what follows."""
+def _about(finding: SlowNodes, links: Sequence[tuple[str, NetworkLink]]) -> str:
+    """Return what the test found out about a node or link, and why."""
     is_of = set(finding.nodes)
     whys = (link.reason for node, link in links if is_of <= {node, link.node} and link.reason)
-    why = next((f" ({reason})" for reason in whys), "")
-    follows = "it leaves the job" if is_of <= leaving else "other nodes get slots first"
-    return f"{finding.reason}{why}: {follows}"
+    return finding.reason + next((f" ({why})" for why in whys), "")
