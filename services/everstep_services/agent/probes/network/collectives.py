@@ -7,8 +7,10 @@ pair in JSON, and it answers with a line of JSON. Only it imports torch.
 """
 
 import asyncio
+import ctypes
 import json
 import os
+import signal
 import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
@@ -23,6 +25,7 @@ from everstep_services.agent.probes.settings import ChecksSettings
 BACKENDS = ("gloo", "nccl")
 _ELEMENTS = {"gloo": 4 << 20, "nccl": 64 << 20}
 _TIMES = 5
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +189,7 @@ def _in_a_line(error: Exception) -> str:
 
 def main(number: int) -> None:
     """Be one end of each pair that is asked for."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))  # also while it waits in torch
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # NCCL prints there, too
     trouble = ""
