@@ -156,7 +156,7 @@ class RoundWatch:
                 continue
             self._runs(number, rank, reading.pid, now)
             if reading.first_step_s:
-                self._steps(number, rank, reading.step, now)
+                self._steps(number, rank, reading.step - max(reading.steps - 1, 0), now)
 
     def spawned(self, line: Spawned, now: float) -> None:
         """A rank has a process."""

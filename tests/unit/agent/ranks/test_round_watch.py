@@ -14,6 +14,8 @@ from everstep_services.agent.ranks.protocol import (
     WardenEvent,
 )
 from everstep_services.agent.ranks.round_watch import RoundWatch
+from trainer_sdk import layout
+from trainer_sdk.bootstrap.agent_link import map_page
 from trainer_sdk.page import make_page
 from trainer_sdk.wire import Gone, ScriptFinished, Spawned, Stepped, Up, WireLine, encode
 
@@ -90,6 +92,24 @@ def test_nothing_is_told_twice(watch: RoundWatch) -> None:
         say(watch, Up(round=4, rank=0, pid=9), now=now)
         watch.look(now)
     assert events(watch) == [RankRuns(4, 0, 9, "warm", 1.0)]
+
+
+def test_a_first_step_is_known_from_a_page_that_is_steps_further(
+    watch: RoundWatch, tmp_path: Path
+) -> None:
+    """Its datagram is on its way, or was dropped: what the rank counts tells where it began."""
+    page = tmp_path / "far"
+    view = make_page(str(page))
+    watch.begin(5, now=103.0)
+    watch.add(0, tmp_path, view)
+    words = map_page(str(page))
+    for word, value in ((layout.PHASE, layout.PHASE_SCRIPT), (layout.PID, 9), (layout.STEP, 12),
+                        (layout.STEPS, 12), (layout.FIRST_STEP_NS, 1)):  # fmt: skip
+        words[word] = value
+    words[layout.MAGIC_AT] = layout.MAGIC
+    watch.spawned(replace(SPAWNED, round=5), now=103.5)
+    watch.look(104.0)
+    assert [event.step for event in events(watch) if isinstance(event, RankStepped)] == [1]
 
 
 def test_other_rounds_other_ranks_and_noise_are_not_heard(watch: RoundWatch) -> None:
