@@ -9,6 +9,7 @@ import itertools
 import re
 import shutil
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -206,6 +207,7 @@ def _check_written(bundle: Path, written: int, size: int) -> None:
 
 
 _CALLS = frozenset({"Function", "PureFunc"})
+_SCHEMA_WITHIN_S = 5.0
 _COMPUTED = re.compile(r"\bVIRTUAL\b|\bGENERATED\b|\bAS\s*\(", re.IGNORECASE)
 
 
@@ -223,6 +225,8 @@ def _refuse_programs(bundle: Path, database: Path) -> None:
             for pragma in WARY:
                 connection.execute(f"PRAGMA {pragma}")
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1 << 20)
+            until = time.monotonic() + _SCHEMA_WITHIN_S
+            connection.set_progress_handler(lambda: time.monotonic() > until, 10_000)
             held = connection.execute(query).fetchall()
             programs = [
                 (kind, name)
@@ -236,7 +240,8 @@ def _refuse_programs(bundle: Path, database: Path) -> None:
                     if any(step[1] in _CALLS for step in steps):
                         programs.append((kind, name))
     except (sqlite3.Error, MemoryError) as error:
-        why = str(error) or "its schema needs too much memory"
+        is_large = isinstance(error, MemoryError) or str(error) == "interrupted"
+        why = "its schema is too large" if is_large else str(error)
         raise BundleError(f"{bundle} is damaged: {why}") from error
     if programs:
         kind, name = programs[0]

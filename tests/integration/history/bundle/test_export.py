@@ -232,6 +232,23 @@ def test_a_database_of_another_shape_is_one_line(
     assert said.count("\n") == 1
 
 
+def test_a_schema_that_takes_long_to_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2 MB of it held `everstep serve` for ever."""
+    monkeypatch.setattr("everstep_services.history.bundle._SCHEMA_WITHIN_S", 0.0)
+    plain, file = tmp_path / "h.db", tmp_path / "bad.everstep"
+    with closing(sqlite3.connect(plain)) as connection:
+        connection.execute("CREATE TABLE t (a)")
+        connection.execute("PRAGMA writable_schema=ON")
+        rows = ((f"t{number}", f"CREATE TABLE t{number} (a)") for number in range(5000))
+        connection.executemany("INSERT INTO sqlite_master VALUES ('table', ?1, ?1, 2, ?2)", rows)
+        connection.commit()
+    _pack(plain, file)
+    with pytest.raises(BundleError, match="its schema is too large"):
+        unpack(file, tmp_path / "unpacked.db", 16)
+
+
 def test_a_bomb_in_place_of_evidence_is_not_unpacked(tmp_path: Path) -> None:
     async def found() -> EvidenceCopy | None:
         async with open_database(f"sqlite:///{tmp_path / 'h.db'}") as opened:
