@@ -134,6 +134,7 @@ def _shown(pid: int) -> int | None:
 
 _LOOK_EVERY_S = 1.0
 _LARGEST_DATAGRAM = 1 << 16
+_AT_ONCE = 64
 
 
 class RankWatch:
@@ -210,7 +211,7 @@ class RankWatch:
         asyncio.get_running_loop().add_reader(handle, self._ended, handle)
 
     def _hear(self) -> None:
-        while True:
+        for _ in range(_AT_ONCE):  # a rank may send without end: the loop has other work
             try:
                 octets = self._door.recv(_LARGEST_DATAGRAM)
             except BlockingIOError:

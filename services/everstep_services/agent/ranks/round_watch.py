@@ -127,7 +127,8 @@ class RoundWatch:
         if watched is None or line.round != self._round:
             return
         if watched.pid == 0:  # the warden has not yet reported how it was started
-            watched.early.append((line, now))
+            if len(watched.early) < _EARLY_MOST:
+                watched.early.append((line, now))
         else:
             self._said(line, watched, now)
 
@@ -198,4 +199,5 @@ class RoundWatch:
 
 
 _DATAGRAM: "msgspec.json.Decoder[Datagram]" = msgspec.json.Decoder(Datagram)
+_EARLY_MOST = 64
 _NAMED = frozenset(signal.Signals)

@@ -17,7 +17,7 @@ from everstep_services.agent.ranks.round_watch import RoundWatch
 from trainer_sdk import layout
 from trainer_sdk.bootstrap.agent_link import map_page
 from trainer_sdk.page import make_page
-from trainer_sdk.wire import Gone, ScriptFinished, Spawned, Stepped, Up, WireLine, encode
+from trainer_sdk.wire import Gone, Resumed, ScriptFinished, Spawned, Stepped, Up, WireLine, encode
 
 
 @pytest.fixture
@@ -52,6 +52,13 @@ def test_a_rank_that_speaks_before_its_warden_did_is_told_afterwards(watch: Roun
         RankStepped(4, 0, 1),
         ScriptEnded(4, 0, 0, has_error=False),
     ]
+
+
+def test_a_rank_that_speaks_without_end_before_that_fills_no_memory(watch: RoundWatch) -> None:
+    for number in range(10_000):
+        say(watch, Resumed(round=4, rank=0, step=number), now=1.0)
+    watch.spawned(SPAWNED, now=100.5)
+    assert 0 < len(events(watch)) < 100
 
 
 def test_a_script_that_is_over_before_the_ranks_are_told_to_end_was_not_told(
