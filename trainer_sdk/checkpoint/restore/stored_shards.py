@@ -217,7 +217,7 @@ class StoredShards:
             raise UnfitError(f"{self._place}/{METADATA} is not in the manifest")
         place = f"{self._place}/{file.name}"
         try:
-            octets = self._storage.read(f"{self._name}/{file.name}")
+            octets = self._storage.read(f"{self._name}/{file.name}", 0, file.size_bytes)
         except StorageError as error:
             raise UnfitError(str(error)) from error
         _compare(place, hash_of(octets), file)

@@ -18,6 +18,7 @@ from trainer_sdk.checkpoint.storage.port import (
     StorageError,
     StoredFile,
     checked,
+    small,
 )
 
 _REMOVING = ".removing"
@@ -70,8 +71,9 @@ class Folder:
         path = self._at(name)
         with _clear_errors(path, "read"), open_regular(path) as file:
             file.seek(start)
-            left = os.fstat(file.fileno()).st_size - start if length is None else length
-            buffer = bytearray(max(left, 0))
+            if length is None:
+                length = small(path, os.fstat(file.fileno()).st_size) - start
+            buffer = bytearray(max(length, 0))
             view = memoryview(buffer)
             while view:
                 count = file.readinto(view)

@@ -29,6 +29,7 @@ from trainer_sdk.checkpoint.storage.port import (
     StorageError,
     StoredFile,
     checked,
+    small,
 )
 
 if TYPE_CHECKING:
@@ -123,7 +124,9 @@ class Objects:
         """Read `length` bytes, or all."""
         with self._clear_errors(name, "read"):
             if length is None and not start:
-                return obstore.get(self._store, checked(name)).bytes().to_bytes()
+                stored = obstore.get(self._store, checked(name))
+                small(f"{self._url}/{name}", stored.meta["size"])
+                return stored.bytes().to_bytes()
             size = self._size(name)
             end = size if length is None else start + length
             if end > size:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from trainer_sdk.checkpoint.storage.pickled_values import descriptions_in
-from trainer_sdk.checkpoint.storage.port import ByteRange, Storage, read_ranges
+from trainer_sdk.checkpoint.storage.port import ByteRange, Storage, read_metadata, read_ranges
 from trainer_sdk.checkpoint.storage.value_archive import ValueArchive
 
 _STEP = ".step"
@@ -29,7 +29,7 @@ class _StepCount(NamedTuple):
 def doubt_about_steps(storage: Storage, folder: str, described: str) -> str:
     """Why step counts may be wrong; empty if they look right. `described` is torch's metadata."""
     inside = f"{folder}/{described}".rpartition("/")[0]
-    counts = list(_step_counts(storage.read(f"{folder}/{described}"), inside))
+    counts = list(_step_counts(read_metadata(storage, f"{folder}/{described}"), inside))
     if not any(count.is_rowless for count in counts):
         return ""
     steps: dict[str, list[tuple[float, _StepCount]]] = defaultdict(list)

@@ -16,6 +16,9 @@ _MOST_BYTES = 16 << 20
 _MOST_BETWEEN_BYTES = 256 << 10
 """A gap up to this size is read as well, as that is faster than another request."""
 
+_MOST_WHOLE_BYTES = 256 << 20
+_MOST_METADATA_BYTES = 1 << 30
+
 
 class StorageError(Exception):
     """A storage cannot write or read; the text names the place and the remedy."""
@@ -26,7 +29,7 @@ class MissingError(StorageError):
 
 
 class IrregularFileError(StorageError):
-    """There is something else under that name: a FIFO, a folder, a device, a socket."""
+    """There is something else under that name: a FIFO, a folder, a socket, or far more bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ class Storage(Protocol):
         ...
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """Read `length` bytes, or all; `StorageError` if the file has fewer."""
+        """Read `length` bytes, or all of a small document; `StorageError` if the file has fewer."""
         ...
 
     def size(self, name: str) -> int | None:
@@ -105,6 +108,25 @@ def checked(name: str) -> str:
     if not name or name.startswith("/") or any(part in ("", ".", "..") for part in name.split("/")):
         raise StorageError(f"{name!r} is not a name in a checkpoint: it may lead out of its folder")
     return name
+
+
+def small(place: str, size_bytes: int, most_bytes: int = _MOST_WHOLE_BYTES) -> int:
+    """The size of a file that is read as a whole; `IrregularFileError` if that fills the memory.
+
+    A file of any size takes no space where nothing was written into it.
+    """
+    if size_bytes > most_bytes:
+        raise IrregularFileError(
+            f"{place} has {size_bytes} bytes, and at most {most_bytes} are read at once: it is not "
+            f"what a save has written"
+        )
+    return size_bytes
+
+
+def read_metadata(storage: Storage, name: str) -> bytes:
+    """Torch's metadata, which has a line for each part of each tensor."""
+    size = storage.size(name) or 0
+    return storage.read(name, 0, small(f"{storage.url}/{name}", size, _MOST_METADATA_BYTES))
 
 
 def size_flaw(storage: Storage, name: str, size_bytes: int) -> str:

@@ -5,7 +5,13 @@ from collections.abc import Mapping, Sequence
 from trainer_sdk.checkpoint.manifest import METADATA
 from trainer_sdk.checkpoint.storage.pickle_data import UnreadableBytesError
 from trainer_sdk.checkpoint.storage.pickled_values import StoredPlace, descriptions_in, why_unread
-from trainer_sdk.checkpoint.storage.port import ByteRange, Storage, StorageError, read_ranges
+from trainer_sdk.checkpoint.storage.port import (
+    ByteRange,
+    Storage,
+    StorageError,
+    read_metadata,
+    read_ranges,
+)
 
 ADOPTED = "adopted"
 """The layout of a checkpoint whose bytes torch alone has written."""
@@ -22,7 +28,7 @@ def content_flaw(
     """
     inside, place = described.removesuffix(METADATA), f"{storage.url}/{described}"
     try:
-        kinds, places = descriptions_in(storage.read(described))
+        kinds, places = descriptions_in(read_metadata(storage, described))
         places = [part._replace(file=inside + part.file) for part in places]
         for key, file, begin, length in places:
             if begin + length > sizes.get(file, 0):

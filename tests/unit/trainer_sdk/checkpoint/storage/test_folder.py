@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainer_sdk.checkpoint.manifest import step_of
-from trainer_sdk.checkpoint.storage.checkpoints import stored_checkpoints
+from trainer_sdk.checkpoint.storage.checkpoints import owner_of, stored_checkpoints
 from trainer_sdk.checkpoint.storage.folder import Folder
 from trainer_sdk.checkpoint.storage.port import StorageError
 
@@ -51,3 +51,15 @@ def test_a_folder_whose_name_is_no_step_is_left_alone(tmp_path: Path, number: st
     (tmp_path / f"step-{number}").mkdir()
     assert step_of(f"step-{number}") is None
     assert stored_checkpoints(Folder(str(tmp_path))) == []
+
+
+def test_a_file_that_would_fill_the_memory_is_not_read(tmp_path: Path) -> None:
+    """It has a terabyte, and takes no space: one job would end the catalog of all jobs."""
+    (tmp_path / "step-000000001").mkdir()
+    for name in ("owner.json", "step-000000001/manifest.json"):
+        (tmp_path / name).touch()
+        os.truncate(tmp_path / name, 1 << 40)
+    with pytest.raises(StorageError, match=r"owner.json has \d+ bytes, and at most"):
+        owner_of(Folder(str(tmp_path)))
+    [there] = stored_checkpoints(Folder(str(tmp_path)))
+    assert "manifest.json has 1099511627776 bytes, and at most" in there.flaw
