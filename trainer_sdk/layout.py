@@ -147,6 +147,7 @@ LAST_SIGNAL = 16  # SIGSTKFLT, which no kernel sends: the rank writes that file,
 WORKER_SOCKET = "worker.sock"
 INJECTION_SOCKET = "injection.sock"
 KERNELS_FILE = "kernels.json"
+SPREADS_FILE = "spreads.json"
 FLIGHT_PREFIX = "flight_"
 
 # The lock of an agent and its warden, in the agent's runtime directory.

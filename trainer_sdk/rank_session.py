@@ -253,9 +253,11 @@ class Session:
         self._table.progress(now)
         self._seconds[layout.CLOSED_S] = now
 
-    def _figures(self) -> "tuple[Callable[[], memoryview[int]], Callable[[], int]]":
-        """The sources of a tracker: the page, and the number of the last step."""
-        return lambda: self._words, lambda: self._step
+    def _figures(self) -> "tuple[Callable[[], memoryview[int]], Callable[[], int], str]":
+        """The sources of a tracker: the page, the number of the last step, and a file of rank 0."""
+        folder = self._link.folder if self._link.attached and not self._words[layout.RANK] else ""
+        spreads = os.path.join(folder, layout.SPREADS_FILE) if folder else ""
+        return lambda: self._words, lambda: self._step, spreads
 
     def _track(self, tracker: "Tracker | None") -> bool:
         if tracker is not None:

@@ -1,14 +1,17 @@
 """Writes the figures of a rank to TensorBoard or Weights & Biases, next to those of the script.
 
 A separate thread reads the rank's page at intervals, so the training thread spends nothing on it.
-The figures are the metrics that the script reports, and the medians of steps and sections since the
-last time. A tracker that fails prints one warning, and the training goes on.
+The figures are the metrics that the script reports, the medians of steps and sections since the
+last time, and of rank 0 also how all ranks spread: its agent asks straggler for that. A tracker
+that fails prints one warning, and the training goes on.
 """
 
 import atexit
+import json
 import mmap
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from statistics import median
 from threading import Event, Thread
 from typing import Any, Protocol
@@ -81,10 +84,14 @@ class Tracker:
         sink: FigureSink,
         words: "Callable[[], memoryview[int]]",
         step: Callable[[], int],
+        spreads: str = "",
         *,
         every_s: float = 10.0,
     ) -> None:
         self._sink = sink
+        self._spreads = spreads
+        """The file into which the agent writes how all ranks spread; empty for none."""
+        self._spread_of: tuple[int, int] | None = None
         self._words = words
         self._step = step
         self._every_s = max(float(every_s), _SHORTEST_S)
@@ -100,6 +107,8 @@ class Tracker:
 
     def start(self) -> None:
         """Begin; the last figures are written when the process ends."""
+        if self._spreads:
+            Path(self._spreads).touch()  # now the agent asks for them
         atexit.register(self.close)
         self._thread.start()
 
@@ -132,7 +141,20 @@ class Tracker:
             self._ended[number] = section.count
             if section.name and durations_s:
                 figures[f"{PREFIX}/section/{section.name}_s"] = median(durations_s)
-        return figures
+        return figures | self._spread()
+
+    def _spread(self) -> dict[str, float]:
+        """How all ranks spread, if that is news."""
+        try:
+            about = os.stat(self._spreads)
+        except FileNotFoundError:
+            return {}
+        file = about.st_ino, about.st_mtime_ns
+        if file == self._spread_of or not about.st_size:
+            return {}
+        self._spread_of = file
+        read = json.loads(Path(self._spreads).read_text())
+        return {f"{PREFIX}/ranks/{name}": value for name, value in read.items()}
 
     def _write_for_ever(self) -> None:
         is_over = False
@@ -156,11 +178,12 @@ def tracker_of(
     sink: Callable[[], FigureSink],
     words: "Callable[[], memoryview[int]]",
     step: Callable[[], int],
+    spreads: str,
     every_s: float,
 ) -> Tracker | None:
     """A running tracker; None, after a warning, if its sink cannot be opened."""
     try:
-        tracker = Tracker(sink(), words, step, every_s=every_s)
+        tracker = Tracker(sink(), words, step, spreads, every_s=every_s)
         tracker.start()
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]

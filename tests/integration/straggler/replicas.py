@@ -20,6 +20,7 @@ from everstep.messages import (
     NodeTimings,
     RankScores,
     RankScoreTable,
+    RankSpread,
     RankTiming,
     Score,
     ShowHeatMap,
@@ -115,8 +116,9 @@ class SimpleJudge:
             for rank, ratio in sorted(self._ratios.items(), key=lambda pair: -pair[1])
         ]  # fmt: skip
         return RankScoreTable(
-            round=self.round or 0, window=self._window, ranks=tuple(ranks[:most]), step_s=0.1
-        )
+            round=self.round or 0, window=self._window, ranks=tuple(ranks[:most]), step_s=0.1,
+            spreads=(RankSpread(name="score/own", values=(0.5, 0.9, 1.0)),),
+        )  # fmt: skip
 
     def timings(self, question: ShowTimings) -> TimingTable:
         long = "x" * 500  # too much for one reply

@@ -1,9 +1,13 @@
 """What straggler answers over a real bus."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from everstep.bus.client import NatsBus
 from everstep.bus.errors import AskRefusedError
+from everstep.clock import SystemClock
 from everstep.messages import (
     ClockReading,
     HeatMapPart,
@@ -17,6 +21,7 @@ from everstep.messages import (
     TimingTable,
 )
 from everstep.messages.base import Question
+from everstep_services.agent.timings.rank_spreads import RankSpreads
 from everstep_services.health.nodes.control import blank, switched
 from tests.integration.straggler.replicas import (
     Nodes,
@@ -25,9 +30,12 @@ from tests.integration.straggler.replicas import (
     switch,
 )
 from tests.waiting import until_async
+from trainer_sdk import layout
 
 
-async def test_what_is_asked_is_answered_in_one_message(bus: NatsBus, job: str) -> None:
+async def test_what_is_asked_is_answered_in_one_message(
+    bus: NatsBus, job: str, tmp_path: Path
+) -> None:
     nodes = Nodes(bus, job)
     async with at_work(bus):
         nodes.send("n1")
@@ -37,6 +45,13 @@ async def test_what_is_asked_is_answered_in_one_message(bus: NatsBus, job: str) 
         )
         assert [(one.rank, one.slower_ratio) for one in scores.ranks] == [(1, 1.0)]
         assert scores.window_steps == 100
+        spreads = RankSpreads(job, bus, SystemClock(), lambda: tmp_path)
+        await spreads.tell()
+        file = tmp_path / layout.SPREADS_FILE
+        assert not file.exists(), "no tracker of the script wants them"
+        file.touch()
+        await spreads.tell()
+        assert json.loads(file.read_text())["score/own/min"] == 0.5
         ask = ShowTimings(job=job, most_ranks=10**9, first_rank=-5)
         table = await bus.ask("straggler", "timings", ask, TimingTable, job=job, within_s=30)
         assert (len(table.rows), table.next_rank) == (1024, 1024), "halved until it fits"

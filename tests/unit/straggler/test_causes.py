@@ -329,6 +329,13 @@ def test_gauges_and_the_table_agree() -> None:
     table, gauges = job.scores(1, ""), job.summary()
     assert (table.ranks[0].rank, table.ranks[0].is_straggler) == (5, True)
     assert gauges["own_seconds_max"] == table.ranks[0].own_s
+    spreads = {spread.name: spread.values for spread in job.scores(0, "").spreads}
+    ranks = job.scores(8, "").ranks
+    assert spreads["own_s"][2] == table.ranks[0].own_s
+    own = (one for rank in ranks for one in rank.scores if one.signal == "own")
+    scores = [one.relative_score or 0.0 for one in own]
+    assert spreads["score/own"][::2] == pytest.approx((min(scores), max(scores)))
+    assert spreads["section/data_s"] == pytest.approx((0.01, 0.01, 0.04), rel=0.1)
     assert (gauges["slow_ranks"], gauges["windows"], gauges["missing_ranks"]) == (1, 3, 0)
     assert table.slowdown_ratio == pytest.approx(0.29, abs=0.02)
     (group,) = table.groups

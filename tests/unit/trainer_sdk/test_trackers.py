@@ -65,6 +65,25 @@ def test_a_tracker_passes_on_only_new_figures() -> None:
     assert third == (4, {"everstep/loss": 0.25})
 
 
+def test_the_tracker_of_rank_0_tells_how_all_ranks_spread(tmp_path: Path) -> None:
+    """Its agent writes the file once the tracker has made it."""
+    sink, file = Notes(), tmp_path / layout.SPREADS_FILE
+    with testing.watched():
+        follower = Tracker(sink, *session()._figures()[:2], str(file), every_s=_LONG_S)
+        follower.write()
+        assert not file.exists()
+        follower.start()
+        assert file.exists()
+        follower.write()
+        fresh = tmp_path / "fresh"
+        fresh.write_text('{"score/own/min": 0.4}')
+        fresh.replace(file)
+        follower.write()
+        follower.write()
+        follower.close()
+    assert [figures for _, figures in sink.rows] == [{"everstep/ranks/score/own/min": 0.4}]
+
+
 def test_medians_are_of_the_durations_on_the_page() -> None:
     sink = Notes()
     with testing.watched():

@@ -21,7 +21,7 @@ LOGINS = "logins"
 
 AGENTS_ASK = {
     "rendezvous": ("join", "report", "leave", "drain", "stop"),
-    "straggler": ("clock",),
+    "straggler": ("clock", "scores"),
     LOGINS: ("renew",),
 }
 """The questions that the agents of a job may ask, by service."""

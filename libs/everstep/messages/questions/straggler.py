@@ -43,8 +43,18 @@ class GroupScores(Part, frozen=True, kw_only=True):
     """How long the others wait for the last rank in a step, median."""
 
 
+class RankSpread(Part, frozen=True, kw_only=True):
+    """One figure over all ranks that have it."""
+
+    name: Name
+    """`own_s`, `section/forward_s`, or a score, with 1 for the best: `score/own`, `score/gpu`,
+    `score/section/forward`."""
+    values: tuple[float, ...]
+    """The smallest, the median and the largest value of a rank."""
+
+
 class ShowScores(Question, frozen=True, kw_only=True, tag="show_scores.v1"):
-    """How do the ranks compare? Anyone asks straggler."""
+    """How do the ranks compare? Anyone asks straggler; an agent does for a script's tracker."""
 
     most: Int = 100
     """The number of ranks to show, the slowest first."""
@@ -81,6 +91,8 @@ class RankScoreTable(Reply, frozen=True, kw_only=True, tag="rank_score_table.v1"
     """Why nothing is known, or less than usual."""
     is_by_time: bool = False
     """No SDK counts steps: a step is a second since 1970."""
+    spreads: tuple[RankSpread, ...] = ()
+    """The times and scores of all ranks that were compared."""
 
 
 class ShowTimings(Question, frozen=True, kw_only=True, tag="show_timings.v1"):

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from everstep import subjects
@@ -48,6 +49,7 @@ from everstep_services.agent.telemetry.first_collective import FirstCollective
 from everstep_services.agent.telemetry.progress import ProgressReader
 from everstep_services.agent.telemetry.saves import CoordinatedSaves
 from everstep_services.agent.timings.monitor import RoundPosition, TimingMonitor
+from everstep_services.agent.timings.rank_spreads import RankSpreads
 
 if TYPE_CHECKING:
     from everstep_services.agent.injection.agent_faults import AgentFaults
@@ -301,7 +303,12 @@ class AgentService:
         timings = TimingMonitor(
             plan.job, plan.node, self._bus, self._clock, self._place, self._watched, role=role
         )
-        return (timings.tell_for_ever,)
+        spreads = RankSpreads(plan.job, self._bus, self._clock, lambda: self._folder_of(0))
+        return (timings.tell_for_ever, spreads.tell_for_ever)
+
+    def _folder_of(self, rank: int) -> Path | None:
+        seen = self._watched(rank)
+        return None if seen is None else seen.folder
 
     # -- faults on purpose -----------------------------------------------------------------------
 
@@ -311,7 +318,7 @@ class AgentService:
         watched = self._watched
         ranks = InjectionTargets(
             order=lambda: self._agent.order,
-            folder=lambda rank: None if (seen := watched(rank)) is None else seen.folder,
+            folder=self._folder_of,
             pid=lambda rank: 0 if (seen := watched(rank)) is None or seen.gone else seen.pid,
             step=self._progress.step,
         )

@@ -14,6 +14,7 @@ from everstep.messages import (
     NodeRun,
     RankScores,
     RankScoreTable,
+    RankSpread,
     Score,
     ShowHeatMap,
     ShowTimings,
@@ -58,7 +59,26 @@ def score_table(round_: LiveRound, most: int, role: str) -> RankScoreTable:
         clock_error_s=measured.clock_error_s,
         ranks_missing=max(0, round_.windows.world - len(sample.rank)),
         said="; ".join(note for note in notes if note),
+        spreads=tuple(_spreads(measured, rows)),
     )
+
+
+def _spreads(measured: Measured, rows: Array) -> Iterator[RankSpread]:
+    """The least, middle and largest value of each figure."""
+    usual_s = _by_role(measured, measured.own_s)[measured.role]
+    figures = {
+        "own_s": measured.own_s,
+        "score/own": usual_s / np.where(measured.own_s > 0, measured.own_s, np.nan),
+        "score/gpu": measured.gpu_relative,
+    }
+    for column, name in enumerate(measured.sections.names):
+        figures[f"section/{name or 'step'}_s"] = measured.sections.medians[:, column]
+        figures[f"score/section/{name or 'step'}"] = measured.relative[:, column]
+    for name, values in figures.items():
+        present = values[rows][np.isfinite(values[rows])]
+        if present.size:
+            three = present.min(), np.median(present), present.max()
+            yield RankSpread(name=name[:512], values=tuple(map(float, three)))
 
 
 def no_scores() -> RankScoreTable:
