@@ -305,7 +305,8 @@ def test_a_jobs_checkpoints_are_shown_changed_and_cleaned_up(
     asked: Run, root: str, tmp_path: Path
 ) -> None:
     for command in ("ls", "locate"):
-        assert asked(command) == asked(command, JOB)
+        code, out, err = asked(command, JOB)
+        assert asked(command) == (code, out, f"job {JOB}, the newest\n{err}")
     for command in ("scan", "gc"):
         assert "name the job: at work are llama, llama-8b" in asked(command)[2]
     assert asked("ls", JOB)[2].splitlines() == [
