@@ -19,6 +19,9 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStory]:
     more = [
         make("job_started", job="quiet"),
         make("round_formed", job="quiet", round=1),
+        make("job_started", job="braked"),
+        make("round_formed", job="braked", round=1),
+        make("rank_stalled", job="braked", round=1, rank=1),
         make("job_started", job="unsaved"),
         make(
             "checkpoint_committed",
@@ -77,7 +80,7 @@ def test_jobs_are_listed_with_where_they_are(run: Run) -> None:
     found = json.loads(out)
     assert (code, found["schema"]) == (0, "everstep.job/v1")
     assert [one["job"] for one in found["items"]] == [JOB]
-    assert run("jobs", "-o", "name")[1].split() == ["over", "unsaved", "quiet", JOB]
+    assert run("jobs", "-o", "name")[1].split() == ["over", "unsaved", "braked", "quiet", JOB]
     assert run("jobs", "--user", "ann")[1].split("\t")[:3] == [JOB, "running", "2"]
     code, out, err = run("jobs", "-q", "nothing-like-this")
     assert (code, out, err) == (0, "", "no such jobs\n")
@@ -203,6 +206,10 @@ def test_an_incident_that_cannot_be_found_says_what_to_do(run: Run) -> None:
         Exit.NOT_FOUND,
         "everstep: nothing has gone wrong with quiet so far\n",
     )
+    code, _, err = run("why", "braked")
+    assert code == Exit.NOT_FOUND
+    assert "ranks have stalled 1 time, and no round was ended for it: the brake was on" in err
+    assert "1 on record" in run("job", "show", "braked")[1]
 
 
 def test_a_job_that_lost_its_last_save_says_so_although_it_ended_well(run: Run) -> None:

@@ -228,10 +228,11 @@ def _steps(job: Record, *, is_short: bool = False) -> str:
 
 def _watch(job: Record) -> str:
     watch = job["watch"]
+    seen = f"; {job['stalls']} on record" if job["stalls"] else ""
     if watch is None:
-        return "nobody has said"
+        return f"nobody has said{seen}"
     on = f" on {cell(watch['node'])}" if watch["node"] and len(watch["nodes"]) > 1 else ""
-    return f"{cell(watch['state'])}{on}: {cell(watch['reason'])}"
+    return f"{cell(watch['state'])}{on}: {cell(watch['reason'])}{seen}"
 
 
 def _act(at: object, act: Record) -> tuple[object, ...]:

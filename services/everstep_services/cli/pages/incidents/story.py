@@ -64,11 +64,18 @@ def failing_saves(saves: Record) -> Iterator[str]:
         yield f"the last save{step} to {cell(tier['tier'])} has failed: {why}; {kept}"
 
 
-def _no_incident(job: str, saves: Record) -> str:
-    failing = "; ".join(failing_saves(saves))
-    if not failing:
+def _no_incident(api: Api, job: str) -> str:
+    failing = "; ".join(failing_saves(api.get(f"{job_path(job)}/saves")))
+    if failing:
+        return f"{job} has had no incident, but {failing}. See: everstep ckpt ls {job}"
+    stalls = api.get(job_path(job))["stalls"]
+    if not stalls:
         return f"nothing has gone wrong with {job} so far"
-    return f"{job} has had no incident, but {failing}. See: everstep ckpt ls {job}"
+    return (
+        f"{job} has had no incident, but ranks have stalled {counted(stalls, 'time')}, and no "
+        f"round was ended for it: the brake was on, stalls are only watched, or they moved again. "
+        f"See: everstep ranks {job}"
+    )
 
 
 def find_incident(api: Api, job: str, named: str | None) -> dict[str, Any]:
@@ -82,7 +89,7 @@ def find_incident(api: Api, job: str, named: str | None) -> dict[str, Any]:
             if incident["incident"].startswith(named or "")
         ]
         if named is None and not ids:
-            raise CliError(_no_incident(job, api.get(f"{job_path(job)}/saves")), Exit.NOT_FOUND)
+            raise CliError(_no_incident(api, job), Exit.NOT_FOUND)
         if named is not None and named not in ids:
             named = _only(ids, job, named)
         named = named or ids[0]
