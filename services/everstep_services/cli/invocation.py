@@ -24,6 +24,20 @@ class NumberRange(click.FloatRange):
         return number
 
 
+class NameType(click.types.StringParamType):
+    """A name of a job, a node or the like; an empty one, as of an unset variable, is refused."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        name = str(super().convert(value, param, ctx))
+        if param is not None and not name.strip():
+            option = param.opts[0] if isinstance(param, click.Option) else ""
+            label = option or param.human_readable_name.strip("[].")
+            otherwise = "" if param.required else ", or leave it out"
+            raise click.UsageError(f"{label} is empty: give it a name{otherwise}", ctx)
+        return name
+
+
+NAME = NameType()
 FORMATS = ("table", "json", "jsonl", "name")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -75,7 +89,7 @@ _COMMON = (
             help="Where `everstep up` keeps its data."),
 )  # fmt: skip
 _API = (
-    _option("--api", to="api", metavar="URL", help="Where the API is."),
+    _option("--api", to="api", type=NAME, metavar="URL", help="Where the API is."),
     _option("--token-file", to="token_file", type=click.Path(path_type=Path), metavar="FILE",
             help="The file that holds the API token."),
     _option("--timeout", to="timeout_s", type=NumberRange(min=0, min_open=True),

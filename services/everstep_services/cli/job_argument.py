@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from everstep_services.cli.errors import CliError, Exit
-from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.invocation import NAME, Invocation
 
 if TYPE_CHECKING:
     from everstep_services.cli.api.client import Api
@@ -31,12 +31,12 @@ FIRST_JOB = (
 
 def with_newest_job(command: F) -> F:
     """Give a command that only reads the argument JOB; without it, the newest job is meant."""
-    return click.argument("job", required=False, callback=the_newest)(command)
+    return click.argument("job", type=NAME, required=False, callback=the_newest)(command)
 
 
 def with_job_at_work(command: F) -> F:
     """Give a command that acts the argument JOB; without it, the only job at work is meant."""
-    return click.argument("job", required=False, callback=job_at_work)(command)
+    return click.argument("job", type=NAME, required=False, callback=job_at_work)(command)
 
 
 def the_newest(ctx: click.Context, _: click.Parameter, job: str | None) -> str | None:

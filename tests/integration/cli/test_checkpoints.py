@@ -15,6 +15,7 @@ from tests.integration.catalog.replicas import QUICK, committed
 from tests.integration.history.served_story import ServedStory
 from tests.unit.history.facts import make
 from tests.waiting import until
+from trainer_sdk.checkpoint.manifest import MANIFEST, METADATA
 from trainer_sdk.checkpoint.storage import storage_for
 from trainer_sdk.checkpoint.storage.checkpoints import stored_checkpoints
 from trainer_sdk.checkpoint.storage.folder import Folder
@@ -68,6 +69,22 @@ def test_a_folder_is_listed_and_one_of_it_shown(run: Run, root: str) -> None:
     assert "job       llama" in out
     assert "__1_0.distcp  4.0 KiB" in out
     assert len(json.loads(run("show", root, "200", "-o", "json")[1])["files"]) == 3
+
+
+def test_damage_that_shows_is_shown_with_the_code_and_the_size_of_verify(
+    run: Run, root: str
+) -> None:
+    whole = run("verify", root, "100")[1].split("\t")[2]
+    manifest = Path(root, "step-000000300", MANIFEST)
+    manifest.write_bytes(manifest.read_bytes()[:-20])
+    Path(root, "step-000000200", "__1_0.distcp").write_bytes(b"cut")
+    Path(root, "step-000000100", METADATA).unlink()
+    for step, flaw in (("100", f"{METADATA} is missing"), ("200", "has 3 bytes"), ("300", "")):
+        code, out, _ = run("show", root, step)
+        assert (code, flaw in out.splitlines()[0]) == (Exit.ERROR, True)
+        assert "committed" not in out
+        assert run("show", root, step, "-o", "json")[0] == Exit.ERROR
+    assert run("verify", root, "100")[1].split("\t")[1:3] == ["NOT GOOD", whole]
 
 
 def test_a_file_with_the_name_of_a_step_is_listed(run: Run, root: str) -> None:
@@ -166,11 +183,11 @@ def test_a_mark_stays_as_it_was_first_said(run: Run, root: str) -> None:
             "./ck is a folder or URL: see everstep jobs, or everstep ckpt ls ./ck",
         ),
         (["scan", "s3://b/ck"], "or everstep ckpt scan JOB --root s3://b/ck"),
-        (["locate", ""], "'' cannot name a job: use 1 to 128 letters"),
+        (["locate", ""], "JOB is empty: give it a name, or leave it out"),
         (["scan", "a.b"], "'a.b' cannot name a job"),
         *(([command, "a.b"], "'a.b' cannot name a job") for command in ("ls", "verify", "gc")),
         *(
-            ([command, "", "7"], "a folder or URL has a slash in it: ./ckpt")
+            ([command, "", "7"], "WHERE is empty: give it a name")
             for command in ("show", "pin", "quarantine")
         ),
         (["pull", "./ck", "7", ""], "TO is a folder of this machine, and it is empty"),

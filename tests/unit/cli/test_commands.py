@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -18,7 +18,7 @@ from everstep_services.cli.__main__ import main
 from everstep_services.cli.cells import cell
 from everstep_services.cli.errors import CliError, Exit, exit_code
 from everstep_services.cli.group import GROUPS, command_files, everstep, summary
-from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.invocation import NAME, Invocation
 from everstep_services.cli.output import print_record, print_records
 
 NAMES = list(command_files())
@@ -359,3 +359,37 @@ def test_output_that_nobody_takes_is_no_traceback() -> None:
     unread = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
     os.close(writing)
     assert unread.stderr == b""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        *((name, "JOB") for name in ("stop", "restart", "save", "nodes", "goodput", "network")),
+        *((name, "NODE") for name in ("drain", "node show", "network llama")),
+        *((name, "WHERE") for name in ("ckpt verify", "ckpt ls")),
+        *((name, "JOB|INCIDENT") for name in ("why", "incident")),
+        ("jobs --api", "--api"),
+        ("drain n3 --job", "--job"),
+    ],
+)
+def test_an_empty_name_is_refused(
+    arguments: str, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments.split(), ""]) == Exit.USAGE
+    assert f"everstep: {what} is empty: give it a name" in capsys.readouterr().err
+
+
+def _parameters(command: click.Command) -> Iterator[click.Parameter]:
+    yield from command.params
+    for one in getattr(command, "commands", {}).values():
+        yield from _parameters(one)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_command_takes_no_empty_name_of_a_job_or_node(name: str) -> None:
+    command = everstep.get_command(click.Context(everstep), name)
+    assert command is not None
+    named = {"job", "node", "nodes", "where", "named", "incident", "api"}
+    for parameter in _parameters(command):
+        if parameter.name in named and not getattr(parameter, "is_flag", False):
+            assert parameter.type is NAME, f"{name}: {parameter.name}"

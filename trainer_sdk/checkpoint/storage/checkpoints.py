@@ -162,6 +162,21 @@ def look(storage: Storage, step: int) -> StoredCheckpoint | None:
     return StoredCheckpoint(step, place, manifest, hash_, flaw, pinned, quarantined)
 
 
+def flaw_of_sizes(storage: Storage, checkpoint: StoredCheckpoint) -> str:
+    """The damage that shows without reading: a file that is missing or has another size.
+
+    `GoneError` if the checkpoint is removed meanwhile, which is not damage.
+    """
+    if checkpoint.manifest is None or checkpoint.flaw:
+        return checkpoint.flaw
+    folder = step_name(checkpoint.step)
+    for file in checkpoint.manifest.files:
+        if flaw := size_flaw(storage, f"{folder}/{file.name}", file.size_bytes):
+            _still_there(storage, checkpoint)
+            return flaw
+    return ""
+
+
 def verify(
     storage: Storage, checkpoint: StoredCheckpoint, pace: Pace = lambda _: None
 ) -> Verification:

@@ -4,10 +4,10 @@ import click
 
 from everstep.subjects import CLUSTER
 from everstep_services.cli.group import ShowGroup
-from everstep_services.cli.invocation import Invocation, with_api_options
+from everstep_services.cli.invocation import NAME, Invocation, with_api_options
 from everstep_services.cli.operator_requests import ControlRequest, fulfil, with_reason
 
-_job = click.option("--job", help="Only for this job; by default for all jobs.")
+_job = click.option("--job", type=NAME, help="Only for this job; by default for all jobs.")
 
 
 @click.group(cls=ShowGroup)

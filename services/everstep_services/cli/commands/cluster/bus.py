@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from everstep_services.cli.errors import CliError, Exit
-from everstep_services.cli.invocation import Invocation, with_common_options
+from everstep_services.cli.invocation import NAME, Invocation, with_common_options
 from everstep_services.cli.output import print_records, say
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _next_steps(addresses: Sequence[tuple[str, int]], tls: Path | None) -> list[
 
 
 @command.command()
-@click.argument("who")
+@click.argument("who", type=NAME)
 @_KEYS
 @_VALID
 @click.option(
@@ -210,7 +210,7 @@ def login(
 
 
 @command.command()
-@click.argument("job")
+@click.argument("job", type=NAME)
 @_KEYS
 @with_common_options
 @click.pass_obj

@@ -6,7 +6,7 @@ import click
 
 from everstep.subjects import CLUSTER
 from everstep_services.cli.group import ShowGroup
-from everstep_services.cli.invocation import Invocation, with_api_options
+from everstep_services.cli.invocation import NAME, Invocation, with_api_options
 from everstep_services.cli.operator_requests import ControlRequest, fulfil, with_reason
 
 
@@ -16,7 +16,7 @@ def command() -> None:
 
 
 @command.command()
-@click.option("--job", help="The switches of slow ranks in force for this job.")
+@click.option("--job", type=NAME, help="The switches of slow ranks in force for this job.")
 @with_api_options
 @click.pass_obj
 def show(invocation: Invocation, *, job: str | None) -> None:
@@ -30,7 +30,7 @@ def show(invocation: Invocation, *, job: str | None) -> None:
 
 @command.command(name="set")
 @click.argument("changes", nargs=-1, required=True, metavar="NAME=VALUE...")
-@click.option("--job", help="Only for this job; by default for all jobs.")
+@click.option("--job", type=NAME, help="Only for this job; by default for all jobs.")
 @with_reason
 @click.pass_obj
 def set_(invocation: Invocation, *, changes: tuple[str, ...], job: str | None, reason: str) -> None:

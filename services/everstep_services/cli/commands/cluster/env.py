@@ -4,11 +4,11 @@ import shlex
 
 import click
 
-from everstep_services.cli.invocation import Invocation, with_common_options
+from everstep_services.cli.invocation import NAME, Invocation, with_common_options
 
 
 @click.command()
-@click.option("--job", help="Log in as the agents of this job, and not as a service.")
+@click.option("--job", type=NAME, help="Log in as the agents of this job, and not as a service.")
 @with_common_options
 @click.pass_obj
 def command(invocation: Invocation, job: str | None) -> None:

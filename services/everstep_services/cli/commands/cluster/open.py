@@ -5,12 +5,12 @@ from urllib.parse import quote
 
 import click
 
-from everstep_services.cli.invocation import Invocation, with_api_options
+from everstep_services.cli.invocation import NAME, Invocation, with_api_options
 from everstep_services.cli.output import print_record
 
 
 @click.command()
-@click.argument("job", required=False)
+@click.argument("job", type=NAME, required=False)
 @click.option("--link", "is_link", is_flag=True, help="Only print the link; open no browser.")
 @with_api_options
 @click.pass_obj

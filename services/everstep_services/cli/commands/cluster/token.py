@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from everstep_services.cli.invocation import Invocation, with_api_options
+from everstep_services.cli.invocation import NAME, Invocation, with_api_options
 from everstep_services.cli.output import echo, print_record, print_records, say
 from everstep_services.cli.times import SpanParameter
 
@@ -18,7 +18,7 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("name")
+@click.argument("name", type=NAME)
 @click.option(
     "--scope",
     type=click.Choice(["webhook", "read", "operate", "admin"]),
@@ -86,7 +86,7 @@ def ls(invocation: Invocation) -> None:
 
 
 @command.command()
-@click.argument("token_id")
+@click.argument("token_id", type=NAME)
 @with_api_options
 @click.pass_obj
 def revoke(invocation: Invocation, token_id: str) -> None:

@@ -13,16 +13,16 @@ import msgspec
 from everstep_services.cli.api.client import Api, ProblemBody, follow
 from everstep_services.cli.cells import aligned, cell
 from everstep_services.cli.errors import CliError
-from everstep_services.cli.invocation import Invocation, with_api_options
+from everstep_services.cli.invocation import NAME, Invocation, with_api_options
 from everstep_services.cli.output import echo, is_terminal, print_line, print_records, say, say_cut
 from everstep_services.cli.times import MomentParameter
 
 
 @click.command()
 @click.option("-f", "--follow", is_flag=True, help="Continue with new facts as they arrive.")
-@click.option("--job", help="Only about this job.")
+@click.option("--job", type=NAME, help="Only about this job.")
 @click.option("--kind", multiple=True, help="Only of this kind; may be given several times.")
-@click.option("--node", help="Only about this node.")
+@click.option("--node", type=NAME, help="Only about this node.")
 @click.option("--source", help="Only from this sender.")
 @click.option("--round", "round", type=click.IntRange(min=0), help="Only of this round.")
 @click.option(

@@ -7,7 +7,7 @@ import click
 
 from everstep.verdict_causes import VERDICT_CAUSES
 from everstep_services.cli.group import ShowGroup
-from everstep_services.cli.invocation import Invocation, with_api_formats, with_api_options
+from everstep_services.cli.invocation import NAME, Invocation, with_api_formats, with_api_options
 
 
 @click.group(cls=ShowGroup)
@@ -16,8 +16,8 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("named", metavar="[JOB|INCIDENT]", required=False)
-@click.argument("incident", required=False)
+@click.argument("named", type=NAME, metavar="[JOB|INCIDENT]", required=False)
+@click.argument("incident", type=NAME, required=False)
 @with_api_options
 @click.pass_obj
 def show(invocation: Invocation, *, named: str | None, incident: str | None) -> None:
@@ -40,7 +40,7 @@ def show(invocation: Invocation, *, named: str | None, incident: str | None) -> 
 
 
 @command.command()
-@click.argument("incident")
+@click.argument("incident", type=NAME)
 @click.option(
     "--cause",
     required=True,
@@ -50,7 +50,7 @@ def show(invocation: Invocation, *, named: str | None, incident: str | None) -> 
 @click.option(
     "--rank", "ranks", multiple=True, type=click.IntRange(0), help="A rank that caused it."
 )
-@click.option("--node", "nodes", multiple=True, help="A node that caused it.")
+@click.option("--node", "nodes", type=NAME, multiple=True, help="A node that caused it.")
 @click.option("--note", required=True, metavar="TEXT", help="How you know, for the record.")
 @with_api_options
 @click.pass_obj
@@ -86,7 +86,7 @@ def correct(invocation: Invocation, /, *, incident: str, **said: Any) -> None:
 
 
 @command.command()
-@click.argument("named", metavar="JOB|INCIDENT")
+@click.argument("named", type=NAME, metavar="JOB|INCIDENT")
 @click.option(
     "-f", "--file", type=click.Path(path_type=Path, dir_okay=False), help="Write it there."
 )

@@ -4,17 +4,17 @@ from datetime import datetime
 
 import click
 
-from everstep_services.cli.invocation import Invocation, with_api_options
+from everstep_services.cli.invocation import NAME, Invocation, with_api_options
 from everstep_services.cli.times import MomentParameter
 
 
 @click.command()
-@click.argument("job", required=False)
+@click.argument("job", type=NAME, required=False)
 @click.option("--open", "is_open", is_flag=True, help="Only open incidents.")
 @click.option(
     "--outcome", multiple=True, help="Only with this outcome: recovered, repeated, failed …"
 )
-@click.option("--node", help="Only about this node.")
+@click.option("--node", type=NAME, help="Only about this node.")
 @click.option(
     "--since",
     type=MomentParameter(),

@@ -2,11 +2,11 @@
 
 import click
 
-from everstep_services.cli.invocation import Invocation, with_api_options
+from everstep_services.cli.invocation import NAME, Invocation, with_api_options
 
 
 @click.command()
-@click.argument("named", metavar="[JOB|INCIDENT]", required=False)
+@click.argument("named", type=NAME, metavar="[JOB|INCIDENT]", required=False)
 @with_api_options
 @click.pass_obj
 def command(invocation: Invocation, *, named: str | None) -> None:

@@ -7,7 +7,7 @@ import click
 
 from everstep.ids import BadNameError, checked_name
 from everstep_services.cli.errors import CliError, Exit
-from everstep_services.cli.invocation import Invocation, with_api_options
+from everstep_services.cli.invocation import NAME, Invocation, with_api_options
 from everstep_services.cli.job_argument import job_at_work, the_newest
 from everstep_services.cli.operator_requests import (
     NO_REASON,
@@ -68,11 +68,11 @@ def _job(remedy: str, otherwise: Callable[..., str | None]) -> Callable[..., str
 def _about_a_step(callback: Callable[..., None]) -> click.Command:
     """A command about the checkpoint of a step, with a reason for the record."""
     taken = click.argument("step", type=_STEP)(with_reason(click.pass_obj(callback)))
-    return command.command()(click.argument("where", callback=_where)(taken))
+    return command.command()(click.argument("where", type=NAME, callback=_where)(taken))
 
 
 @command.command("ls")
-@click.argument("where", required=False, callback=_where)
+@click.argument("where", type=NAME, required=False, callback=_where)
 @_TIER
 @click.option(
     "-n", "--limit", type=click.IntRange(1, 1000), default=100, help="At most N checkpoints (100)."
@@ -95,28 +95,32 @@ def ls(invocation: Invocation, *, where: str, tier: str | None, limit: int) -> N
 
 
 @command.command()
-@click.argument("where", callback=_where)
+@click.argument("where", type=NAME, callback=_where)
 @click.argument("step", type=_STEP)
 @_TIER
 @with_api_options
 @click.pass_obj
-def show(invocation: Invocation, *, where: str, step: int, tier: str | None) -> None:
-    """Show one checkpoint: its files, or who has it in memory."""
+def show(invocation: Invocation, *, where: str, step: int, tier: str | None) -> int:
+    """Show one checkpoint: its files, or who has it in memory.
+
+    Exit codes: 0 its files are there, 1 one of a folder or URL is missing, has another size, or
+    cannot be used.
+    """
     if is_place(where):
         _of_files_only(tier)
         from everstep_services.cli.pages.checkpoints.files import print_shelved
 
-        print_shelved(invocation, where, step)
-        return
+        return print_shelved(invocation, where, step)
     from everstep_services.cli.api.location import open_record
     from everstep_services.cli.pages.checkpoints.catalog import print_checkpoint
 
     with open_record(invocation) as api:
         print_checkpoint(invocation, api, where, step, tier)
+    return Exit.OK
 
 
 @command.command()
-@click.argument("where", callback=_where)
+@click.argument("where", type=NAME, callback=_where)
 @click.argument("step", type=_STEP, required=False)
 @with_reason
 @click.pass_obj
@@ -144,7 +148,7 @@ def verify(invocation: Invocation, *, where: str, step: int | None, reason: str)
 
 
 @command.command()
-@click.argument("job", required=False, callback=_job("ls {place}", the_newest))
+@click.argument("job", type=NAME, required=False, callback=_job("ls {place}", the_newest))
 @click.option("--step", type=_STEP, help="Only this step; by default the newest.")
 @with_api_options
 @click.pass_obj
@@ -190,7 +194,9 @@ def release(invocation: Invocation, *, where: str, step: int, tier: str, reason:
 
 
 @command.command()
-@click.argument("job", required=False, callback=_job("scan JOB --root {place}", job_at_work))
+@click.argument(
+    "job", type=NAME, required=False, callback=_job("scan JOB --root {place}", job_at_work)
+)
 @click.option(
     "--root", default="", metavar="PLACE", help="A folder or URL, as the catalog sees it."
 )
@@ -202,7 +208,7 @@ def scan(invocation: Invocation, *, job: str, root: str, reason: str) -> None:
 
 
 @command.command()
-@click.argument("where", required=False, callback=_where)
+@click.argument("where", type=NAME, required=False, callback=_where)
 @click.option("--keep-last", type=click.IntRange(1), metavar="N", help="Keep the N newest.")
 @click.option(
     "--keep-every",
@@ -257,7 +263,7 @@ def gc(
 
 
 @command.command()
-@click.argument("where", callback=_where)
+@click.argument("where", type=NAME, callback=_where)
 @click.argument("step", type=_STEP)
 @click.argument("to", type=click.Path(file_okay=False))
 @with_api_options
@@ -278,7 +284,7 @@ def pull(invocation: Invocation, *, where: str, step: int, to: str) -> None:
 
 
 @command.command("export")
-@click.argument("where", callback=_where)
+@click.argument("where", type=NAME, callback=_where)
 @click.argument("step", type=_STEP)
 @click.argument("to", type=click.Path())
 @click.option("--prefix", default="model.", help="Export keys that begin so, without it (model.).")
@@ -314,7 +320,9 @@ def export_(
 @click.argument("source", type=click.Path(exists=True, file_okay=False))
 @click.argument("root", type=click.Path(file_okay=False))
 @click.option("--step", type=_STEP, required=True, help="The step after which it was saved.")
-@click.option("--job", default="local", help="The job that the checkpoint is for (local).")
+@click.option(
+    "--job", type=NAME, default="local", help="The job that the checkpoint is for (local)."
+)
 @with_api_options
 @click.pass_obj
 def adopt(invocation: Invocation, *, source: str, root: str, step: int, job: str) -> None:

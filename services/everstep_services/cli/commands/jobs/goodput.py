@@ -8,13 +8,13 @@ import click
 
 from everstep_services.cli.api.client import Api, job_path
 from everstep_services.cli.cells import Record, aligned, bar, cell, moment, span
-from everstep_services.cli.invocation import Invocation, with_api_options
+from everstep_services.cli.invocation import NAME, Invocation, with_api_options
 from everstep_services.cli.output import echo, print_json, schema
 from everstep_services.cli.times import MomentParameter
 
 
 @click.command()
-@click.argument("job", required=False)
+@click.argument("job", type=NAME, required=False)
 @click.option(
     "--since",
     type=MomentParameter(),

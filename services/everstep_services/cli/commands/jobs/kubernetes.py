@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from everstep_services.cli.invocation import with_common_options
+from everstep_services.cli.invocation import NAME, with_common_options
 from everstep_services.cli.output import say, usable
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def command() -> None:
 
 @command.command(context_settings={"allow_interspersed_args": False})
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- [RUN OPTIONS] SCRIPT...")
-@click.option("--job", "job_id", required=True, metavar="ID", help="The job's id.")
+@click.option("--job", "job_id", type=NAME, required=True, metavar="ID", help="The job's id.")
 @click.option("--image", required=True, metavar="IMAGE",
               help="The image of the pods, with everstep and the training.")  # fmt: skip
 @click.option("--kind", type=click.Choice(("job", "jobset")), default="job",

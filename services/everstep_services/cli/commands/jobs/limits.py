@@ -4,7 +4,7 @@ import click
 
 from everstep.messages.questions.health import LEAST_LIMIT_S, MOST_LIMIT_S
 from everstep_services.cli.group import ShowGroup
-from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.invocation import NAME, Invocation
 from everstep_services.cli.job_argument import job_at_work, with_newest_job
 from everstep_services.cli.operator_requests import OUTSIDE, LimitRequest, fulfil, with_reason
 from everstep_services.cli.times import seconds
@@ -66,7 +66,9 @@ def show(
 
 
 @command.command(name="set")
-@click.option("--job", callback=job_at_work, help="The job; by default the only one at work.")
+@click.option(
+    "--job", type=NAME, callback=job_at_work, help="The job; by default the only one at work."
+)
 @click.argument("settings", type=_Setting(), nargs=-1, required=True, metavar="SECTION=SPAN...")
 @with_reason
 @click.pass_obj

@@ -12,7 +12,7 @@ from everstep_services.cli.api.client import Api
 from everstep_services.cli.api.location import open_record
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.group import ShowGroup
-from everstep_services.cli.invocation import Invocation, with_api_options, with_formats
+from everstep_services.cli.invocation import NAME, Invocation, with_api_options, with_formats
 from everstep_services.cli.job_argument import with_newest_job
 from everstep_services.cli.output import say
 from everstep_services.cli.pages.rank_logs import (
@@ -54,7 +54,7 @@ def command() -> None:
     multiple=True,
     help="Only of this rank; may be given several times.",
 )
-@click.option("--node", help="Only of ranks on this node.")
+@click.option("--node", type=NAME, help="Only of ranks on this node.")
 @click.option("--stdout", "stream", flag_value="stdout", help="Only what went to stdout.")
 @click.option("--stderr", "stream", flag_value="stderr", help="Only what went to stderr.")
 @click.option(

@@ -2,14 +2,14 @@
 
 import click
 
-from everstep_services.cli.invocation import Invocation, with_wide_api_options
+from everstep_services.cli.invocation import NAME, Invocation, with_wide_api_options
 from everstep_services.cli.job_argument import with_newest_job
 
 
 @click.command()
 @with_newest_job
 @click.option("--state", multiple=True, help="Only in this state, as stalled; may be repeated.")
-@click.option("--node", help="Only on this node.")
+@click.option("--node", type=NAME, help="Only on this node.")
 @click.option("-w", "--watch", is_flag=True, help="Update the list every second, until Ctrl-C.")
 @click.option("-n", "--limit", type=click.IntRange(1), default=1000, help="At most N ranks (1000).")
 @with_wide_api_options

@@ -2,7 +2,7 @@
 
 import click
 
-from everstep_services.cli.invocation import Invocation
+from everstep_services.cli.invocation import NAME, Invocation
 from everstep_services.cli.job_argument import with_job_at_work
 from everstep_services.cli.operator_requests import CommandRequest, fulfil, with_reason
 
@@ -18,6 +18,7 @@ from everstep_services.cli.operator_requests import CommandRequest, fulfil, with
 @click.option(
     "--without",
     "nodes",
+    type=NAME,
     multiple=True,
     metavar="NODE",
     help="Restart without this node, which leaves the job; may be given several times.",

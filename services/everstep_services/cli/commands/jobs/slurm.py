@@ -5,7 +5,7 @@ from typing import Literal
 
 import click
 
-from everstep_services.cli.invocation import Invocation, NumberRange, with_common_options
+from everstep_services.cli.invocation import NAME, Invocation, NumberRange, with_common_options
 from everstep_services.cli.output import say, usable
 
 _RETRIES = 2
@@ -32,7 +32,9 @@ def command() -> None:
 
 @command.command(context_settings={"allow_interspersed_args": False})
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- [RUN OPTIONS] SCRIPT...")
-@click.option("--job", required=True, metavar="ID", help="The job's id, also after a requeue.")
+@click.option(
+    "--job", type=NAME, required=True, metavar="ID", help="The job's id, also after a requeue."
+)
 @click.option(
     "--folder",
     type=click.Path(path_type=Path, file_okay=False),
@@ -202,7 +204,7 @@ def watch(
     watch_drains(job, every_s, SlurmController(away_s=0.0), _say, drains=drain_excluded)
 
 
-_NAMES = click.argument("names", nargs=-1, metavar="[NAME]...")
+_NAMES = click.argument("names", type=NAME, nargs=-1, metavar="[NAME]...")
 _WITHIN = click.option("--within", "within_s", type=NumberRange(min=0, min_open=True),
                        metavar="SECONDS", default=20.0,
                        help="How long all checks may take (20).")  # fmt: skip

@@ -10,6 +10,7 @@ from everstep.slow_rank_causes import SlowRankCause
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.group import ShowGroup
 from everstep_services.cli.invocation import (
+    NAME,
     Invocation,
     NumberRange,
     with_formats,
@@ -56,7 +57,7 @@ def command() -> None:
     type=click.Choice(get_args(SlowRankCause)),
     help="With --history: only this cause; may be given several times.",
 )
-@click.option("--node", help="With --history: only on this node.")
+@click.option("--node", type=NAME, help="With --history: only on this node.")
 @click.option("--rank", type=click.IntRange(0), help="With --history: only this rank.")
 @click.option("--round", type=click.IntRange(0), help="With --history: only in this round.")
 @click.option(

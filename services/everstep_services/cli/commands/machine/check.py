@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from everstep_services.cli.invocation import Invocation, NumberRange, with_formats
+from everstep_services.cli.invocation import NAME, Invocation, NumberRange, with_formats
 
 _FORMATS = ("human", "json", "nagios", "prometheus")
 _UNKNOWN = 3
@@ -28,7 +28,7 @@ class _CheckCommand(click.Command):
 
 
 @click.command(cls=_CheckCommand)
-@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.argument("names", type=NAME, nargs=-1, metavar="[NAME]...")
 @click.option("--all", "wants_all", is_flag=True, help="Also run checks that disturb ranks.")
 @click.option("--list", "wants_list", is_flag=True, help="Only list the checks.")
 @click.option(

@@ -10,20 +10,22 @@ import click
 
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.faults.scenario import PlannedFault, planned, read_scenario
-from everstep_services.cli.invocation import Invocation, NumberRange, with_common_options
+from everstep_services.cli.invocation import NAME, Invocation, NumberRange, with_common_options
 from everstep_services.cli.output import print_record, print_records
 from trainer_sdk.inject.catalog import FAULTS, FaultKind
 
 
 @click.command()
 @click.argument("fault", required=False)
-@click.option("--job", metavar="ID", help="The job; it was started with --allow-injection.")
+@click.option(
+    "--job", type=NAME, metavar="ID", help="The job; it was started with --allow-injection."
+)
 @click.option(
     "--rank",
     metavar="R|random",
     help="The global rank, or random; random without --rank and --node.",
 )
-@click.option("--node", metavar="ID|random", help="The node, for faults of an agent.")
+@click.option("--node", type=NAME, metavar="ID|random", help="The node, for faults of an agent.")
 @click.option(
     "--after-step", type=click.IntRange(min=0), metavar="S", help="Make the fault after this step."
 )

@@ -2,13 +2,15 @@
 
 import click
 
-from everstep_services.cli.invocation import Invocation, NumberRange
+from everstep_services.cli.invocation import NAME, Invocation, NumberRange
 from everstep_services.cli.operator_requests import CommandRequest, fulfil, with_reason
 
 
 @click.command()
-@click.argument("node")
-@click.option("--job", help="The job that it leaves; by default the one that it takes part in.")
+@click.argument("node", type=NAME)
+@click.option(
+    "--job", type=NAME, help="The job that it leaves; by default the one that it takes part in."
+)
 @click.option(
     "--save-within",
     "within_s",

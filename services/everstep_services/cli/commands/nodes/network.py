@@ -13,7 +13,7 @@ from everstep.node_pairs import MeasuredPair, SlowNodes, slow_ones
 from everstep_services.cli.api.client import Api, Params
 from everstep_services.cli.cells import aligned, cell, counted
 from everstep_services.cli.errors import CliError, Exit
-from everstep_services.cli.invocation import Invocation, NumberRange
+from everstep_services.cli.invocation import NAME, Invocation, NumberRange
 from everstep_services.cli.job_argument import with_job_at_work
 from everstep_services.cli.operator_requests import with_reason
 from everstep_services.cli.output import echo, print_record
@@ -21,7 +21,7 @@ from everstep_services.cli.output import echo, print_record
 
 @click.command()
 @with_job_at_work
-@click.argument("nodes", nargs=-1, metavar="[NODE]...")
+@click.argument("nodes", type=NAME, nargs=-1, metavar="[NODE]...")
 @click.option(
     "--partners",
     type=click.IntRange(1, 64),

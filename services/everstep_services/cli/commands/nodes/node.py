@@ -5,7 +5,7 @@ import click
 from everstep.subjects import CLUSTER
 from everstep_services.cli.errors import Exit
 from everstep_services.cli.group import ShowGroup
-from everstep_services.cli.invocation import Invocation, NumberRange, with_api_options
+from everstep_services.cli.invocation import NAME, Invocation, NumberRange, with_api_options
 from everstep_services.cli.operator_requests import (
     CommandRequest,
     ExclusionRequest,
@@ -21,7 +21,7 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("node")
+@click.argument("node", type=NAME)
 @with_api_options
 @click.pass_obj
 def show(invocation: Invocation, *, node: str) -> None:
@@ -34,7 +34,7 @@ def show(invocation: Invocation, *, node: str) -> None:
 
 
 @command.command()
-@click.argument("node")
+@click.argument("node", type=NAME)
 @click.option("--for", "ttl_s", type=SpanParameter(), metavar="SPAN", help="How long, as 24h.")
 @click.option("--for-good", is_flag=True, help="Until somebody includes it again.")
 @click.option("--force", is_flag=True, help="Exclude a node that has not joined yet, too.")
@@ -62,7 +62,7 @@ def exclude(
 
 
 @command.command()
-@click.argument("node")
+@click.argument("node", type=NAME)
 @with_reason
 @click.pass_obj
 def include(invocation: Invocation, *, node: str, reason: str) -> None:
@@ -71,9 +71,9 @@ def include(invocation: Invocation, *, node: str, reason: str) -> None:
 
 
 @command.command()
-@click.argument("node")
-@click.argument("names", nargs=-1, metavar="[CHECK]...")
-@click.option("--job", help="Its job; by default the one that it takes part in.")
+@click.argument("node", type=NAME)
+@click.argument("names", type=NAME, nargs=-1, metavar="[CHECK]...")
+@click.option("--job", type=NAME, help="Its job; by default the one that it takes part in.")
 @click.option(
     "--within",
     "within_s",

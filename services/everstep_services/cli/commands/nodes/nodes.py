@@ -3,11 +3,11 @@
 import click
 
 from everstep.job_states import NODE_PRESENCES
-from everstep_services.cli.invocation import Invocation, with_wide_api_options
+from everstep_services.cli.invocation import NAME, Invocation, with_wide_api_options
 
 
 @click.command()
-@click.argument("job", required=False)
+@click.argument("job", type=NAME, required=False)
 @click.option(
     "--sort",
     type=click.Choice(["node", "strikes"]),

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from trainer_sdk.checkpoint.storage.checkpoints import (
     GoneError,
     StoredCheckpoint,
     Verification,
+    flaw_of_sizes,
     look,
     mark,
     owner_of,
@@ -65,16 +67,19 @@ def _files_in_place(storage: Storage) -> Iterator[StoredCheckpoint]:
             )
 
 
-def print_shelved(invocation: Invocation, place: str, step: int) -> None:
-    """One checkpoint, and its files."""
+def print_shelved(invocation: Invocation, place: str, step: int) -> int:
+    """One checkpoint, and its files; 1 when it is visibly not whole."""
     with _told():
-        checkpoint = _one(storage_for(place), step)
+        storage = storage_for(place)
+        checkpoint = _one(storage, step)
+        checkpoint = replace(checkpoint, flaw=flaw_of_sizes(storage, checkpoint))
     record = _record(checkpoint)
     files = () if checkpoint.manifest is None else checkpoint.manifest.files
+    code = Exit.ERROR if checkpoint.flaw else Exit.OK
     if invocation.output is not None:
         shards = [msgspec.structs.asdict(file) for file in files]
         print_record(invocation, "checkpoint", {**record, "files": shards}, "step")
-        return
+        return code
     echo(f"step {step}: {cell(record['note']) or 'committed'}")
     lines = [
         ("place", checkpoint.path),
@@ -89,6 +94,7 @@ def print_shelved(invocation: Invocation, place: str, step: int) -> None:
         echo(line)
     for line in aligned([(file.name, size(file.size_bytes), file.hash) for file in files]):
         echo(line)
+    return code
 
 
 def verify_shelf(invocation: Invocation, place: str, step: int | None) -> int:
@@ -257,7 +263,7 @@ def _verified(storage: Storage, checkpoint: StoredCheckpoint) -> dict[str, Any]:
         "step": checkpoint.step,
         "state": "NOT GOOD" if verdict.flaw else "DOUBTFUL" if verdict.doubt else "good",
         "is_good": verdict.is_good,
-        "size_bytes": verdict.size_bytes,
+        "size_bytes": 0 if checkpoint.manifest is None else checkpoint.manifest.size_bytes,
         "took_s": round(time.monotonic() - began, 3),
         "path": checkpoint.path,
         "reason": verdict.flaw or verdict.doubt,
