@@ -177,10 +177,17 @@ def left_file(path: str | Path, most_bytes: int, since_s: float = 0.0) -> bytes 
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return None
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         about = os.fstat(descriptor)
         is_left = stat.S_ISREG(about.st_mode) and about.st_mtime >= since_s
-        return file.read(most_bytes) if is_left and 0 < about.st_size <= most_bytes else None
+        if not is_left or not 0 < about.st_size <= most_bytes:
+            return None
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read(most_bytes)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
 
 
 def reasons(missing: Mapping[int, str]) -> str:

@@ -15,8 +15,10 @@ WITHIN_S = 0.5
 AHEAD_S = 0.6
 """A rank is asked this long before it is late, so that its finding need not wait."""
 _FRESH_S = 5.0
-_PINGS = 5
 _PING_EVERY_S = 0.05
+_PINGED_S = 2.0
+"""Pings that are answered for this long show enough, however long an answer may take: a thread that
+only waits for a processor has had one by then."""
 _FRAME = re.compile(r'  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.+)')
 
 
@@ -42,11 +44,12 @@ async def look_into(folder: Path, within_s: float = WITHIN_S) -> Interpreter | N
     Several pings in a row that are answered before an earlier request for a traceback show that
     the lock is held: a process that only waits for a processor, or is stopped, answers neither.
     """
+    pings = int(min(0.8 * within_s, _PINGED_S) / _PING_EVERY_S)
     try:
         async with asyncio.timeout(within_s), asyncio.TaskGroup() as tasks:
             trace = tasks.create_task(ask(folder, "dump_traceback", within_s))
             answered = 0
-            while not trace.done() and answered < _PINGS:
+            while not trace.done() and answered < pings:
                 if await ask(folder, "ping", within_s) is None:
                     break
                 answered += 1
@@ -56,7 +59,7 @@ async def look_into(folder: Path, within_s: float = WITHIN_S) -> Interpreter | N
     except TimeoutError:
         return None
     if trace.cancelled():
-        return Interpreter(runs=False) if answered == _PINGS else None
+        return Interpreter(runs=False) if answered == pings else None
     text = trace.result()
     return None if text is None else Interpreter(runs=True, at=_place(text))
 

@@ -38,12 +38,13 @@ def test_secrets_in_an_exception_do_not_leave_the_node(tmp_path: Path) -> None:
     "make",
     [
         os.mkfifo,
+        os.mkdir,
         lambda at: at.symlink_to("/dev/zero"),
         lambda at: at.write_text('{"name": ' + "[" * 100_000),
         lambda at: at.write_bytes(b'{"name": "\xff"}'),
         lambda at: at.write_text(json.dumps({"name": "E", "text": "x" * (2 << 20)})),
     ],
-    ids=["FIFO", "device", "depth", "bytes", "size"],
+    ids=["FIFO", "folder", "device", "depth", "bytes", "size"],
 )
 def test_what_no_rank_records_is_no_exception(
     tmp_path: Path, make: Callable[[Path], object]
