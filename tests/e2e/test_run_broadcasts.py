@@ -180,6 +180,7 @@ def test_warnings_from_the_first_process_on_end_nothing(cluster: Cluster) -> Non
     started = cluster.until_facts("rank_started", lambda found: len(found) == 2)
     assert {fact["start"] for fact in started} == {"warm"}
     assert set(agent.children("ranks.warden")) >= first
+    cluster.until_all_step(2)  # before, nobody knows that the script will handle the signal
     agent.send(signal.SIGTERM)
     assert agent.wait() == 91
 
