@@ -114,7 +114,7 @@ def _about_preload(plan: RunPlan) -> Iterator[str]:
         return
     folder = Path(plan.command.target).parent if plan.command.kind == "script" else Path()
     for name in plan.preload:
-        if not _is_module(name, folder):
+        if name != "auto" and not _is_module(name, folder):
             yield (
                 f"--preload {name}: there is no such module, neither next to the script nor "
                 f"installed: correct the name, or leave it out"

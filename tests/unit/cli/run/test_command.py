@@ -79,6 +79,10 @@ def test_check_says_what_would_be_refused(
     assert err.count("\n") == 1
 
 
+def test_what_is_preloaded_by_itself_is_no_module(alone: Path) -> None:
+    assert main(["run", "--check", "--preload", "auto,json", "train.py"]) == 0
+
+
 @pytest.mark.parametrize("check", [["--check"], []])
 @pytest.mark.parametrize(
     ("option", "value", "said"),
