@@ -62,6 +62,12 @@ class AttributionReplica:
         return {**self.attribution.statistics(), **self.actions.statistics()}
 
 
+def read_rules() -> None:
+    """Read what analyzers go by, before the loop runs, and before an upgrade changes the files."""
+    for read in (log_rules.shipped, stack_rules.shipped, weights.shipped, xid.table):
+        read()
+
+
 def opened(
     settings: AttributionSettings, bus_settings: BusSettings, spool: Path | None = None
 ) -> AbstractAsyncContextManager[Parts]:
@@ -69,7 +75,6 @@ def opened(
 
     Facts wait in `spool`, or below the `spool_dir` of the bus.
     """
-    for read in (log_rules.shipped, stack_rules.shipped, weights.shipped, xid.table):
-        read()  # before the loop runs, and before an upgrade changes the files
+    read_rules()
     make = partial(AttributionReplica, settings, installed())
     return on_bus("attribution", bus_settings, make, spool)
