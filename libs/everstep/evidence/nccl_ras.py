@@ -7,13 +7,14 @@ each communicator, the ranks that are missing, and how many collectives each ran
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import takewhile
 from typing import Literal
 
 import msgspec
 
 _NAMED_MOST = 8
-_ROW = re.compile(r"^\s*(\d+)(?:\s+\d+){3}\s+(\d+)\s+\d+\s+[A-Z]", re.MULTILINE)
+_OPERATIONS_MOST = 64
+"""The limit of the kinds of collectives of a rank: NCCL has a dozen."""
+_ROW = re.compile(r"(\d+)(?:\s+\d+){3}\s+(\d+)\s+\d+\s+[A-Z]")
 """A group of communicators: its number, and the ranks of each."""
 _BLOCK = re.compile(r"^#(\d+)-\d+ \(\w+\) (\w+)$")
 _COUNT = re.compile(r"(\d+) ranks have (?:launched up to operation (\d+)|not launched)")
@@ -64,9 +65,13 @@ def parse(answer: bytes) -> RasReport:
     """Read an answer in either form; `ValueError` if it is neither."""
     if answer.lstrip().startswith(b"{"):
         try:
-            return msgspec.json.decode(answer, type=RasReport)
-        except msgspec.MsgspecError as error:
+            report = msgspec.json.decode(answer, type=RasReport)
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise ValueError(f"its JSON cannot be read: {error}") from error
+        ranks = (rank for group in report.communicators for rank in group.ranks)
+        if any(len(rank.collective_counts) > _OPERATIONS_MOST for rank in ranks):
+            raise ValueError("a rank of it has launched more kinds of collectives than NCCL has")
+        return report
     text = answer.decode(errors="replace")
     if "Communicators" not in text:
         raise ValueError(f"it is not a report of NCCL's RAS: {text[:60]!r}")
@@ -88,7 +93,7 @@ def summary(report: RasReport) -> str:
     count = len(report.communicators)
     differences = [f"{_named(finding.ranks)} {finding.says}" for finding in findings(report)]
     few = "; ".join(differences[:_NAMED_MOST]) or "no rank differs"
-    return f"{count} {'communicator' if count == 1 else 'communicators'} told of: {few}"
+    return f"{count} {'communicator' if count == 1 else 'communicators'}: {few}"
 
 
 def _named(ranks: Sequence[RasRank]) -> str:
@@ -125,12 +130,23 @@ def _out_of_step(group: Communicator) -> RasFinding | None:
 
 
 def _of_words(text: str) -> Iterator[Communicator]:
-    sizes = {number: int(size) for number, size in _ROW.findall(text)}
+    sizes: dict[str, int] = {}
+    blocks: list[tuple[str, list[str]]] = []
+    block: list[str] = []
     lines = [line.strip() for line in text.splitlines()]
-    for at, line in enumerate(lines):
-        if (head := _BLOCK.match(line)) and head[2] == "MISMATCH":
-            block = takewhile(lambda told: told and not _BLOCK.match(told), lines[at + 1 :])
-            yield _of_block([*block], sizes.get(head[1], 0))
+    for line in lines:
+        if row := _ROW.match(line):
+            sizes[row[1]] = int(row[2])
+        elif head := _BLOCK.match(line):
+            block = []
+            if head[2] == "MISMATCH":
+                blocks.append((head[1], block))
+        elif line:
+            block.append(line)
+        else:
+            block = []  # a block ends with an empty line
+    for number, block in blocks:
+        yield _of_block(block, sizes.get(number, 0))
     places = (_WHERE.match(line) for line in lines)
     if silent := dict.fromkeys((place[2], int(place[1])) for place in places if place):
         yield Communicator(0, missing_ranks=[RasRank(-1, host, pid) for host, pid in silent])
