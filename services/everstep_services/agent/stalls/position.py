@@ -61,6 +61,8 @@ class RankPosition:
     """
     awaits: tuple[str, int] | None = None
     """The collective in which it only waits, if that is known: its group, and its number there."""
+    is_main: bool = True
+    """The limit is that of the main thread, which calls collectives, or of the whole rank."""
     is_under_way: bool = False
     """It is known to be in no collective, and to work."""
     ordinary: Limit | None = None
@@ -122,7 +124,8 @@ def _seen(place: RankPosition, view: RankView, now: float) -> RankPosition:
     is_lately = place.stopped_s < view.looked_s and now - view.looked_s <= _LATELY_S
     if not is_lately or not signs.is_recorded or signs.idle_s is None:
         return place
-    place = replace(place, waits_in=signs.collective)
+    if place.is_main:
+        place = replace(place, waits_in=signs.collective)
     if signs.waits_in:
         return replace(place, awaits=signs.awaits if signs.idle_s >= _WAITS_S else None)
     is_late = view.looked_s >= place.since_s + place.limit.s - _NEARLY_S
@@ -254,6 +257,7 @@ def _in_lane(
         section=section.name or None,
         step=page.step,
         pid=page.pid,
+        is_main=lane is view.lanes[0],
     )
 
 
@@ -320,6 +324,7 @@ def _stays_by_hand(
                     step=page.step or None,
                     pid=page.pid,
                     moved_s=_lane_moved_s(view, page, lane, resumed_s),
+                    is_main=lane is view.lanes[0],
                 )
     limit = limits.by_hand(OUTSIDE)
     is_open = page.steps > 0 or (

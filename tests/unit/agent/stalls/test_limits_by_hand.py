@@ -209,10 +209,17 @@ def test_a_section_of_another_thread_has_its_limit_too(tmp_path: Path, clock: Cl
     thread = threading.Thread(target=load)
     thread.start()
     assert entered.wait(60)
-    one.wait(10, step_on)
+    one.rank.signs = WAYS["in a collective"]  # the main thread is, again and again
+
+    def step_seen(rank: StallRank) -> None:
+        step_on(rank)
+        rank.looked_s = clock.now
+
+    one.wait(10, step_seen)
     leave.set()
     thread.join()
     assert one.found == [("load", LIMIT_S)]
+    assert [stall.place.waits_in for stall in one.stalled] == [None]
 
 
 def test_a_heartbeat_in_a_section_begins_its_time_anew(tmp_path: Path, clock: Clock) -> None:
