@@ -12,6 +12,8 @@ from everstep_services.rendezvous.domain.ends import NOT_ENOUGH_NODES, end_alloc
 from everstep_services.rendezvous.domain.lost_document import may_be_recalled
 from everstep_services.rendezvous.domain.network import pair_test
 from everstep_services.rendezvous.domain.placement import (
+    FIRST_PORT,
+    PORTS,
     Candidate,
     World,
     assign,
@@ -20,8 +22,6 @@ from everstep_services.rendezvous.domain.placement import (
 )
 from everstep_services.rendezvous.domain.replica_placement import arranged
 from everstep_services.rendezvous.domain.restart_backoff import settle
-
-_FIRST_PORT, _PORTS = 20_000, 12_000
 
 
 def try_form(batch: Batch) -> None:
@@ -153,7 +153,7 @@ def _enter_round(batch: Batch, size: int) -> None:
         slots=size,
         world_size=sum(seat.ranks for seat in members),
         master_address=first.address,
-        master_port=first.master_port or _FIRST_PORT + number % _PORTS,
+        master_port=first.master_port or FIRST_PORT + number % PORTS,
         start_order=batch.now.new_id(),
         replication=arranged(
             members, doc.replication, batch.settings, batch.now.new_id() + batch.now.new_id()

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf, lcm
 
+FIRST_PORT, PORTS = 20_000, 12_000
+"""Below the kernel's range for outgoing connections: ports at which nodes meet."""
 _DIGITS = re.compile(r"(\d+)")
 
 

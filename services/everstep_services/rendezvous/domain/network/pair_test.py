@@ -7,9 +7,14 @@ from msgspec.structs import replace
 from everstep.messages import Join, MeasureNetwork, NetworkPeer, Seat
 from everstep.messages.documents.rounds import OpenNetworkTest
 from everstep_services.rendezvous.domain.batch import Batch
-from everstep_services.rendezvous.domain.placement import Candidate, World, largest_size
+from everstep_services.rendezvous.domain.placement import (
+    FIRST_PORT,
+    PORTS,
+    Candidate,
+    World,
+    largest_size,
+)
 
-_FIRST_PORT, _PORTS = 20_000, 12_000
 _TURNS = 2
 """With two partners a slow node differs from a slow link; an odd node rests for a turn."""
 _NODES_MOST = 2048
@@ -119,13 +124,13 @@ def _name(seat: Seat) -> str:
 
 def peers(seats: Sequence[Seat], test: str, *, ports_each: int = 1) -> tuple[NetworkPeer, ...]:
     """Return the peers, each with ports of its own, because several may be on one host."""
-    room = max(_PORTS // ports_each, 1)
+    room = max(PORTS // ports_each, 1)
     first = int(test[-8:], 16) % room
     return tuple(
         NetworkPeer(
             node=seat.node,
             address=seat.address,
-            port=_FIRST_PORT + (first + number) % room * ports_each,
+            port=FIRST_PORT + (first + number) % room * ports_each,
         )
         for number, seat in enumerate(seats)
     )
