@@ -51,6 +51,17 @@ def test_two_explanations_that_are_as_likely_leave_it_open() -> None:
     assert "as much evidence for" in judged.reason
 
 
+def test_what_a_node_did_at_other_times_is_no_reason_for_doubt() -> None:
+    """A job on a node that has failed often is judged by its own evidence."""
+    stall = claim("data", 0.6, analyzer="stalls", ranks=(1,))
+    suspected = claim("host", 0.3, kind="suspected", analyzer="health", nodes=("n0",))
+    offender = claim("host", 0.4, kind="repeat_offender", analyzer="history", nodes=("n0",))
+    alone, known = combine(case(), [stall], []), combine(case(), [stall, suspected, offender], [])
+    assert (known.ranks, known.confidence) == (alone.ranks, alone.confidence) == ((1,), 0.61)
+    assert {other.cause for other in known.others} == {"host"}
+    assert combine(case(), [suspected, offender], []).is_inconclusive
+
+
 def test_a_rank_that_only_lost_its_peer_is_never_the_root() -> None:
     claims = [
         claim("unknown", 0.9, kind="lost_peer", role="consequence", ranks=(0, 1, 2)),

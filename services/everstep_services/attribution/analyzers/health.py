@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from everstep.messages import Case, NodeSign
 from everstep.verdict_causes import VerdictCause
-from everstep_services.attribution.domain.claims import Claim
+from everstep_services.attribution.domain.claims import SUSPECTED, Claim
 from everstep_services.attribution.incident import Incident
 
 _CHECKS: Mapping[str, VerdictCause] = {
@@ -57,7 +57,7 @@ def _everywhere(case: Case, signs: Sequence[NodeSign]) -> frozenset[str]:
 def _of_sign(case: Case, sign: NodeSign, everywhere: frozenset[str]) -> Iterator[Claim]:
     if sign.sign == "suspected":
         yield Claim(
-            cause="host", kind="suspected", says=f"{sign.node} is suspect: {sign.reason}",
+            cause="host", kind=SUSPECTED, says=f"{sign.node} is suspect: {sign.reason}",
             strength=0.3, nodes=(sign.node,), fact=sign.fact,
         )  # fmt: skip
         return

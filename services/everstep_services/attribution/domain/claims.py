@@ -15,6 +15,8 @@ MOST_SAID = 600
 GENERAL = "python_exception"
 """The kind of a claim that knows only that an exception ended the script."""
 NODE_LOST = "node_lost"
+SUSPECTED = "suspected"
+"""The kind of health's claims that a node has failed often: they are of other times."""
 WITHOUT_CULPRIT = frozenset({"size_mismatch", "wrong_size"})
 """Kinds of claims that name no rank: a rank was sent more than it expects, and either it or its
 peer may be the one that differs from all others.

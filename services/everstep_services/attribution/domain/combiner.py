@@ -10,6 +10,7 @@ from everstep.verdict_causes import NODE_CAUSES, Advice, Retry, VerdictCause, re
 from everstep_services.attribution.domain.claims import (
     GENERAL,
     NODE_LOST,
+    SUSPECTED,
     Claim,
     fingerprint_in,
     is_sound,
@@ -264,7 +265,11 @@ def _judged(
     best = candidates[0]
     joint = [other for other in candidates[1:] if _is_joint(other, best)]
     rest = [other for other in candidates[1:] if other not in joint]
-    rivals = [other for other in candidates[1:] if other in rest or other.cause != best.cause]
+    rivals = [
+        other
+        for other in candidates[1:]
+        if (other in rest or other.cause != best.cause) and not _is_of_other_times(other)
+    ]
     confidence = _confidence(best, rivals[0] if rivals else None, weights)
     is_unsure = confidence < weights.confidence.least
     others = rest if not is_unsure else [best, *rest]
@@ -310,6 +315,14 @@ def _is_joint(other: Explanation, best: Explanation) -> bool:
     ranks, bests = {rank for own in other.claims for rank in own.ranks}, set(best.ranks)
     is_of_them = other.cause == best.cause and bool(ranks) and ranks <= bests
     return is_of_them or (_failed_itself(other) and _failed_itself(best) and not ranks & bests)
+
+
+def _is_of_other_times(explanation: Explanation) -> bool:
+    """Whether nothing of this incident speaks for it: such a rival raises no doubt."""
+    claims = explanation.claims
+    return bool(claims) and all(
+        claim.analyzer in NOT_OF_NODES or claim.kind == SUSPECTED for claim in claims
+    )
 
 
 def _failed_itself(explanation: Explanation) -> bool:
