@@ -29,17 +29,10 @@ def try_form(batch: Batch) -> None:
     if not settle(batch):
         return
     batch.timers.start("form", batch.state.doc.round, batch.state.doc.allocation)
-    doubted = pair_test.doubted(batch)
-    candidates = [
-        candidate_of(
-            seat,
-            is_suspect=batch.control.suspicion(seat.node) is not None,
-            is_doubted=seat.node in doubted,
-        )
-        for seat in batch.state.in_stage("idle")
-        if may_have_slot(batch, seat)
-    ]
+    idle = [seat for seat in batch.state.in_stage("idle") if may_have_slot(batch, seat)]
     world = world_of(batch)
+    is_enough = len(idle) >= min(world.sizes(), default=world.least)
+    candidates = _candidates(batch, idle) if is_enough else []
     size = largest_size(candidates, world)
     wait_s = _wait_s(batch, size, world)
     if size and wait_s <= 0:
@@ -49,7 +42,19 @@ def try_form(batch: Batch) -> None:
         return
     if size:
         batch.wake_in(wait_s)
-    wait(batch, candidates, world, size)
+    wait(batch, {seat.node for seat in idle}, obstacle(candidates, world), size)
+
+
+def _candidates(batch: Batch, idle: list[Seat]) -> list[Candidate]:
+    doubted = pair_test.doubted(batch)
+    return [
+        candidate_of(
+            seat,
+            is_suspect=batch.control.suspicion(seat.node) is not None,
+            is_doubted=seat.node in doubted,
+        )
+        for seat in idle
+    ]
 
 
 def world_of(batch: Batch) -> World:
@@ -78,8 +83,8 @@ def candidate_of(seat: Seat, *, is_suspect: bool = False, is_doubted: bool = Fal
 
 def may_have_slot(batch: Batch, seat: Seat) -> bool:
     """Return whether a node may have a slot: it neither leaves nor is excluded."""
-    if seat.is_leaving:
-        return False
+    if seat.is_leaving or not batch.control.exclusions:
+        return not seat.is_leaving
     is_excluded = batch.control.exclusion(seat.node, batch.now.wall) is not None
     return not (is_excluded and batch.control.enforces("exclude", otherwise=True))
 
@@ -257,22 +262,20 @@ class _Waiting:
     missing: tuple[str, ...] = ()
 
 
-def wait(batch: Batch, candidates: list[Candidate], world: World, size: int) -> None:
-    """Wait for required or additional nodes, within the limits."""
-    doc = batch.state.doc
+def wait(batch: Batch, here: set[str], stands: str, size: int) -> None:
+    """Wait for required or additional nodes, within the limits; `stands` is an obstacle."""
+    doc, world = batch.state.doc, world_of(batch)
     waited_s = batch.timers.elapsed("form", doc.round, doc.allocation)
     left_s = batch.join_within_s - waited_s
-    here = {candidate.node for candidate in candidates}
     missing = tuple(seat.node for seat in batch.state.members if seat.node not in here)
     missing = missing[:_NAMED_MOST]
     needed = min(world.sizes(), default=world.least)
-    stands = obstacle(candidates, world)
     if left_s <= 0:
         names = f"; missing: {', '.join(missing)}" if missing else ""
         end_allocation(
             batch,
             NOT_ENOUGH_NODES,
-            f"round {doc.round + 1}: {len(candidates)} of {needed} nodes joined within "
+            f"round {doc.round + 1}: {len(here)} of {needed} nodes joined within "
             f"{batch.join_within_s:g} s{names}. {stands or 'Start their agents'}, or allow fewer "
             f"nodes with --nnodes MIN:MAX",
         )
@@ -284,12 +287,12 @@ def wait(batch: Batch, candidates: list[Candidate], world: World, size: int) -> 
         most, within_s = max(world.sizes()), batch.settings.elastic_wait_s
         if size == most and not may_be_recalled(batch):  # the others need not be waited for long
             most, within_s = most + doc.spec.spares, batch.settings.last_call_s
-        why = f"{_are_here(len(candidates))}, and up to {most} are wanted"
-        _say_waiting(batch, _Waiting("wait.for_more", why, within_s, len(candidates), needed))
+        why = f"{_are_here(len(here))}, and up to {most} are wanted"
+        _say_waiting(batch, _Waiting("wait.for_more", why, within_s, len(here), needed))
         return
     rule = "wait.no_place" if stands else "wait.not_enough_nodes"
-    why = stands or f"{len(candidates)} of {needed} nodes are here"
-    waiting = _Waiting(rule, why, batch.join_within_s, len(candidates), needed, missing)
+    why = stands or f"{len(here)} of {needed} nodes are here"
+    waiting = _Waiting(rule, why, batch.join_within_s, len(here), needed, missing)
     _say_waiting(batch, waiting)
 
 
