@@ -91,7 +91,10 @@ class SaveRequest:
 
 @dataclass(slots=True)
 class Save:
-    """A save that was begun. Only `SaveQueue` changes it, under its lock."""
+    """A save that was begun. `SaveQueue` changes it under its lock.
+
+    Its order, and how long its copy held up the training, are set by the training's thread alone.
+    """
 
     number: int
     step: int | None

@@ -156,11 +156,11 @@ class Saver:
             if save.over.is_set():
                 return
             fill_window(octets[:size], at, whole)
+            save.stall_s = monotonic() - save.called_at  # the last window may end the save
             if at:
                 self._queue.filled(save, at + size)
             else:
                 self._queue.send(save, order)
-        save.stall_s = monotonic() - save.called_at
 
     def _waited(self, save: Save, for_s: float) -> None:
         save.settle_s += for_s
