@@ -27,9 +27,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def shared_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """One `everstep up` for all tests that leave it as it is."""
+    """One `everstep up` for all tests that leave it as it is.
+
+    Their jobs have nodes of the same names: what one loses makes none suspect for the others.
+    """
     folder = tmp_path_factory.mktemp("up")
-    with failure_logs.shared("shared_up", folder), running_up(folder, **PATIENT) as up:
+    settings = {**PATIENT, "EVERSTEP_HEALTH__NODES__STRIKES_LIMIT": "1000"}
+    with failure_logs.shared("shared_up", folder), running_up(folder, **settings) as up:
         yield up
 
 
