@@ -16,6 +16,7 @@ from everstep import subjects
 from everstep.bus.jetstream import JetStream, Stored
 from everstep.bus.ports import LogPage, LogScope, StoredPiece
 from everstep.bus.topology import LOG_INDEX_STREAM, LOGS_STREAM
+from everstep.ids import id_from
 from everstep.messages.rank_logs import (
     LARGEST_PIECE_BYTES,
     LogHeader,
@@ -41,10 +42,12 @@ class NatsRankLogs:
     async def put(self, piece: LogPiece) -> None:
         subject = subjects.log(piece.job, piece.round, piece.node, piece.rank, piece.stream)
         data = await asyncio.to_thread(zstandard.compress, piece.data)
+        header = piece.header
         headers = {
-            HEADER: msgspec.json.encode(piece.header).decode(),
-            # Its file's id is random, so that nobody else can use up the message's.
-            "Nats-Msg-Id": f"{piece.header.file}.{piece.header.offset}.{piece.header.size}",
+            HEADER: msgspec.json.encode(header).decode(),
+            # The file's id is random, and a refusal that tells the newest message's does not tell
+            # it (ADR-0083): so nobody else can use up the id of the next piece.
+            "Nats-Msg-Id": id_from(header.file, str(header.offset), str(header.size)),
         }
         await self._jetstream.publish(subject, data, headers)
 

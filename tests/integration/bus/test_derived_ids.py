@@ -1,5 +1,6 @@
 """Ids of facts that services derive: the same in all replicas, and unknown to every job."""
 
+import ast
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,7 +21,7 @@ from everstep.bus.ports import Bus
 from everstep.bus.server.dev_server import DevServer
 from everstep.clock import SystemClock
 from everstep.ids import id_from
-from everstep.messages import NodeBeat
+from everstep.messages import FACTS, NodeBeat
 from everstep_services.health.domain.findings import loss_of, return_of
 from everstep_services.health.replica import HealthReplica
 from everstep_services.health.settings import HealthSettings
@@ -164,3 +165,19 @@ def test_ids_without_a_key_are_not_ids_of_facts() -> None:
         if "id_from(" in path.read_text()
     }
     assert using == NOT_OF_FACTS
+
+
+def test_each_service_gives_its_facts_random_ids_or_derived_ones() -> None:
+    """Of facts whose id is written where they are made; `FactStamp` gives the others random ids."""
+    services, facts = Path(everstep_services.__path__[0]), {kind.__name__ for kind in FACTS}
+    given = {
+        ast.unparse(keyword.value).partition("(")[0]
+        for path in services.rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in facts
+        for keyword in call.keywords
+        if keyword.arg == "id"
+    }
+    random = {"new_id", "now.new_id"}
+    derived = {"self._ids.of", "self._derive", "self._id", "finding"}  # `finding`: by `self._id`
+    assert given == random | derived
