@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from typing import Any
 
 from trainer_sdk import layout
@@ -20,6 +21,7 @@ from trainer_sdk.inject.rank_faults import check, make
 _FOR_THREADS_ONLY = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 _MOST_BYTES = 4096
 _WITHIN_S = 10.0
+_PAUSE_S = 1.0
 
 
 def listen(link: AgentLink) -> None:
@@ -36,7 +38,11 @@ def _serve(server: socket.socket, link: AgentLink) -> None:
     # The main thread handles signals; in this thread they would interrupt a fault that waits.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FOR_THREADS_ONLY)
     while True:
-        peer, _ = server.accept()
+        try:
+            peer, _ = server.accept()
+        except OSError:  # the script has used up its descriptors: it may close some
+            time.sleep(_PAUSE_S)
+            continue
         with peer, contextlib.suppress(OSError):
             peer.settimeout(_WITHIN_S)
             _answer(peer, link)

@@ -11,7 +11,9 @@ import pytest
 from everstep.bus.client import NatsBus
 from everstep.bus.server.dev_server import DevServer
 from everstep.messages import CheckpointVerified
+from everstep_services.catalog import maintenance
 from tests.checkpoint_helpers.checkpoint_shelves import save
+from tests.checkpoint_helpers.hung_mount import hung
 from tests.integration.catalog.job import opened_bus, seen
 from tests.integration.catalog.replicas import QUICK, at_work, committed
 from tests.waiting import until_async
@@ -73,3 +75,27 @@ async def test_hung_roots_delay_no_other_job(
     finally:
         answers.set()
     assert any("a FIFO, not a regular file" in line for line in caplog.messages), caplog.messages
+
+
+async def test_a_mount_that_hangs_delays_no_other_job(
+    bus: NatsBus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real one, for which threads wait in the kernel, as for an NFS without its server."""
+    monkeypatch.setattr(maintenance, "_RETRY_S", 0.05)  # after the error of an unmount
+    roots = {job: tmp_path / job for job in ("a-hung", "good")}
+    for job, root in roots.items():
+        hash_ = save(str(root), job, 100)
+        await bus.record(committed(job, str(root), 100, hash_))
+    await bus.flush(30)
+    with hung(roots["a-hung"]) as answers:
+        async with at_work(bus, QUICK) as catalog:
+            await until_async(
+                lambda: verified(bus), "the good one is verified", holds=lambda jobs: "good" in jobs
+            )
+            assert 1 <= catalog.statistics()["storage_threads"] <= 16
+            answers()
+            await until_async(
+                lambda: verified(bus),
+                "the other is verified, too",
+                holds=lambda jobs: len(jobs) == 2,
+            )

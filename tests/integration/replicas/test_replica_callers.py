@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -27,6 +29,7 @@ from everstep_services.agent.replicas.transfer.protocol import (
     StoredAnswer,
 )
 from tests.integration.replicas.nodes import JOB, KEY, SIZE, Node, made, order, running, state_of
+from tests.waiting import until_async
 from trainer_sdk.checkpoint.manifest import Identity, ImageIndex, encode
 
 
@@ -152,3 +155,41 @@ async def test_who_sends_less_than_is_agreed_is_given_up(
 
     await against(holder, trickle)
     assert not holder.held(0, 0)
+
+
+@contextmanager
+def without_descriptors() -> Iterator[None]:
+    """This process can open no file and take no connection meanwhile."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def asked_for_copies(wire: socket.socket) -> None:
+    link = ReplicaLink(wire, silent_s=30.0)
+    link.prove(KEY.encode(), is_caller=True)
+    link.say(Hello(job=JOB, node="caller", round=1))
+    link.say(AskHolding(ranks=(0,)))
+    assert link.hear_answer(HoldingAnswer).copies == ()
+
+
+async def test_without_descriptors_callers_wait_and_are_served_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    holder = made("holder", tmp_path)
+    async with running([holder]):
+        holder.keep.begins(order(1))
+        await holder.has_offer(1)
+        with socket.socket() as wire:
+            with without_descriptors():
+                wire.connect(("127.0.0.1", holder.port))
+                await until_async(
+                    lambda: "replica_callers_wait" in caplog.text, "the refusal is noticed"
+                )
+            await asyncio.to_thread(asked_for_copies, wire)
+    assert caplog.text.count("replica_callers_wait") == 1, "said once, however long it lasts"

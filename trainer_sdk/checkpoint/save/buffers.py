@@ -32,6 +32,7 @@ from trainer_sdk.checkpoint.manifest import (
     ImageIndex,
     decode,
 )
+from trainer_sdk.checkpoint.storage.folder import read_regular
 
 _PAGE = 4096
 _MADV_POPULATE_WRITE = 23
@@ -291,8 +292,7 @@ def _age(buffer: Buffer) -> tuple[int, int]:
 def _held_in(folder: str) -> Identity | None:
     path = os.path.join(folder, INDEX)
     try:
-        with open(path, "rb") as file:
-            return decode(file.read(), ImageIndex, path).identity
+        return decode(read_regular(path), ImageIndex, path).identity
     except (OSError, BadManifestError):
         return None
 

@@ -11,6 +11,7 @@ import msgspec
 from everstep_services.agent.replicas.transfer.protocol import Copy, ReplicaError
 from trainer_sdk.checkpoint.image_folder import RestoredState, restored_state
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, VERSION, Identity
+from trainer_sdk.checkpoint.storage.folder import open_regular
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +113,7 @@ class OwnImages:
     def _found(self, rank: int) -> Iterator[Image]:
         try:
             buffers = list((self.base / f"rank-{rank}").iterdir())
-        except FileNotFoundError:  # it has none, or they are being removed
+        except OSError:  # it has none, they are being removed, or nothing can be opened now
             return
         for buffer in buffers:
             index = _read(buffer / INDEX)
@@ -129,7 +130,7 @@ class OwnImages:
 
 def _read(path: Path) -> bytes | None:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(_LONGEST_INDEX)
     except OSError:
         return None

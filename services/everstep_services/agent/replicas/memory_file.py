@@ -7,6 +7,7 @@ import weakref
 from pathlib import Path
 
 from everstep_services.agent.replicas.transfer.protocol import ReplicaError
+from trainer_sdk.checkpoint.storage.folder import open_regular
 
 _POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE, since Linux 5.14: Python has no name for it."""
@@ -68,7 +69,7 @@ class MappedFiles:
 
     def of(self, path: Path, size_bytes: int) -> memoryview:
         """The first bytes of a file. A mapping of a replaced file is dropped."""
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             inode = os.fstat(file.fileno()).st_ino
             mapped = self._known.get(path)
             if mapped is None or mapped[0] != inode or len(mapped[1]) < size_bytes:

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from everstep_services.agent.replicas.memory_file import MemoryFile
+from everstep_services.agent.replicas.images import OwnImages
+from everstep_services.agent.replicas.memory_file import MappedFiles, MemoryFile
 from everstep_services.agent.replicas.settings import CheckpointSettings
 from everstep_services.agent.replicas.store import ReplicaStore
 from everstep_services.agent.replicas.transfer.protocol import Copy
 from tests.integration.replicas.nodes import JOB, state_of
-from trainer_sdk.checkpoint.manifest import Identity, ImageIndex, encode
+from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, Identity, ImageIndex, encode
 
 PIECE = 1000
 SIZE = 40 * PIECE + 17
@@ -88,3 +89,14 @@ def test_a_write_that_fails_leaves_no_hole_and_what_came_before_is_not_sent_agai
     (held,) = store.of_rank(0)
     assert held.path.read_bytes() == octets
     assert store.begin(copy_of(octets)) is None
+
+
+def test_what_is_no_regular_file_is_read_by_nobody(tmp_path: Path) -> None:
+    """A FIFO in place of an index or an image would hold a thread of the agent for ever."""
+    place = tmp_path / "own" / "rank-0" / "a"
+    place.mkdir(parents=True)
+    os.mkfifo(place / INDEX)
+    os.mkfifo(place / IMAGE)
+    assert OwnImages(tmp_path, "j").of(0) == []
+    with pytest.raises(OSError, match="a FIFO, not a regular file"):
+        MappedFiles().of(place / IMAGE, 1)

@@ -38,6 +38,8 @@ _PROVES_WITHIN_S = 20.0
 _PATIENCE_S = 60.0
 _WAITING = 64
 _CALLERS_MOST = 32
+_PAUSE_S = 0.2
+"""After a connection could not be taken: the process may have a descriptor again then."""
 
 Arrived = Callable[[HeldCopy, str, float], None]
 """A copy from this node became whole, after this time; called in a thread."""
@@ -84,7 +86,7 @@ class ReplicaServer:
 
     async def serve_for_ever(self) -> None:
         """Serve until cancelled; then every connection has ended."""
-        free, loop = asyncio.Semaphore(_CALLERS_MOST), asyncio.get_running_loop()
+        free = asyncio.Semaphore(_CALLERS_MOST)
 
         async def attend(link: ReplicaLink, address: str) -> None:
             try:
@@ -97,9 +99,21 @@ class ReplicaServer:
             async with asyncio.TaskGroup() as tasks:
                 while True:
                     await free.acquire()
-                    wire, place = await loop.sock_accept(self._door)
+                    wire, place = await self._accepted()
                     silent_s = self._context.settings.silent_s
                     tasks.create_task(attend(ReplicaLink(wire, silent_s=silent_s), place[0]))
+
+    async def _accepted(self) -> tuple[socket.socket, tuple[str, int]]:
+        """The next connection, also after a time in which none could be taken."""
+        told = ""
+        while True:
+            try:
+                return await asyncio.get_running_loop().sock_accept(self._door)
+            except OSError as error:  # it is without descriptors, or the caller is gone
+                if told != str(error):
+                    told = str(error)
+                    log.warning("replica_callers_wait error=%s", error.strerror)
+            await asyncio.sleep(_PAUSE_S)
 
     def _attend(self, link: ReplicaLink, address: str) -> None:
         who = address
