@@ -22,6 +22,9 @@ from everstep.store.errors import (
 from everstep.store.projected.registry import VERSION
 from everstep.store.schema import current_revision, head, known_revisions
 
+_BESIDE = ("wal", "shm", "journal")
+"""Files of SQLite next to the database."""
+
 
 class RecordFile(Database):
     """A `Database` that cannot write, create a file or block the writer.
@@ -36,6 +39,9 @@ class RecordFile(Database):
         self.path = path
         self.place = f"the record in {path}"
         self.limits = limits or StoreLimits(readers=1)
+        for file in (path, *(path.with_name(f"{path.name}-{end}") for end in _BESIDE)):
+            if file.exists() and not file.is_file():  # SQLite would wait for a FIFO for ever
+                raise DatabaseUnavailableError(self.place, f"{file} is not a regular file")
         self.is_immutable = not has_log(path)
         self._reader = _engine(path, self.limits, is_immutable=self.is_immutable)
         self._writer = self._reader

@@ -1,7 +1,10 @@
 """A job's history as one file: written over REST, and read again without a service."""
 
 import asyncio
+import contextlib
+import os
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -283,6 +286,41 @@ def test_a_record_from_elsewhere_holds_nobody_and_fills_no_memory(tmp_path: Path
         asyncio.run(ask("long"))
     with pytest.raises(StoreError, match="too big"):
         asyncio.run(ask("large"))
+
+
+@pytest.mark.parametrize("end", ["", "-wal", "-shm", "-journal"])
+@pytest.mark.parametrize("put", [os.mkfifo, os.mkdir])
+def test_a_record_of_files_that_are_none_is_refused(
+    tmp_path: Path, end: str, put: Callable[[Path], object]
+) -> None:
+    (tmp_path / "h.db-wal").touch()  # for which SQLite looks at the other files
+    odd = tmp_path / f"h.db{end}"
+    odd.unlink(missing_ok=True)
+    put(odd)
+    with pytest.raises(StoreError, match=f"{odd} is not a regular file"):
+        RecordFile(tmp_path / "h.db")
+
+
+@pytest.mark.parametrize("end", ["-wal", "-shm", "-journal"])
+def test_links_and_logs_next_to_a_record_change_no_other_file(tmp_path: Path, end: str) -> None:
+    plain, other = tmp_path / "h.db", tmp_path / "other"
+    asyncio.run(make_database(plain))
+    other.write_bytes(b"not of SQLite")
+    (tmp_path / "h.db-wal").touch()
+    odd = tmp_path / f"h.db{end}"
+    odd.unlink(missing_ok=True)
+    odd.symlink_to(other)
+
+    async def check() -> None:
+        record = RecordFile(plain)
+        try:
+            await record.check()
+        finally:
+            await record.close()
+
+    with contextlib.suppress(StoreError):
+        asyncio.run(check())
+    assert other.read_bytes() == b"not of SQLite"
 
 
 def test_the_limit_of_a_bundle_is_an_option(tmp_path: Path) -> None:
