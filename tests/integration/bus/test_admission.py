@@ -6,12 +6,17 @@ import signal
 from pathlib import Path
 
 import pytest
+from nats.aio.msg import Msg
 
+from everstep import subjects
 from everstep.bus import BusSettings, connect
+from everstep.bus.auth import job_access
 from everstep.bus.auth.accounts import LoginRefusedError, Operator
 from everstep.bus.auth.job_access import admit, agents_login, cut_off, login_file
 from everstep.bus.auth.keys import Key, KeyKind, claims_of
 from everstep.bus.auth.login import read_credentials
+from everstep.bus.auth.roles import ADMIN, SERVICE
+from everstep.bus.client import NatsBus
 from everstep.bus.errors import BusConfigError, BusDeniedError, BusUnreachableError
 from everstep.bus.server.config import renew_accounts
 from everstep.bus.server.dev_server import DevServer, dev_server
@@ -19,7 +24,7 @@ from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.machine.state import RunningServices, StateDir
 from everstep_services.cli.stack.admission import agent_login
 from tests.integration.bus.servers import refused
-from tests.waiting import until_async
+from tests.waiting import WITHIN_S, until_async
 
 
 def announced(nats: DevServer) -> RunningServices:
@@ -133,6 +138,45 @@ async def test_accounts_of_an_older_release_get_what_this_one_needs(
     renewed = claims_of(path.read_text())
     assert renewed is not None
     assert renewed.nats == token.nats
+
+
+async def test_accounts_on_a_running_server_get_what_this_release_needs(
+    nats: DevServer, job: str
+) -> None:
+    """A bus of one's own, whose accounts a release without this question has made."""
+    operator, subject = nats.operator, subjects.ask("straggler", "scores", job)
+    agent_of_job = await nats.grant(job)
+    await nats.grant("cut-off")
+    await cut_off(operator, nats.settings(ADMIN), "cut-off")
+    control, jobs = operator.control.public, operator.account_of(job)
+    async with job_access._system(operator, nats.settings(ADMIN)) as server:
+        for public, key in ((control, "exports"), (jobs, "imports")):
+            account = await server.account(public)
+            assert account is not None
+            kept = [one for one in account.nats[key] if "straggler.scores" not in one["subject"]]
+            older = {**account.nats, key: kept}
+            older.pop("version")
+            await server.update(operator._key.signed(public, account.name, older, iat=account.iat))
+
+    async def answer_to(bus: NatsBus) -> bytes:
+        reply = await bus.jetstream.request(subject, b"{}", within_s=WITHIN_S)
+        return reply.data or (reply.headers or {})["Status"].encode()
+
+    async with connect(nats.settings(SERVICE), "svc") as service:
+
+        async def answer(message: Msg) -> None:
+            await service.jetstream.connection.client.publish(message.reply, b"here")
+
+        async with service.jetstream.connection.subscribed(subject, answer):
+            async with connect(agent_of_job, "agent") as agent:
+                assert await answer_to(agent) == b"503", "nobody hears it"
+                renewed = await job_access.renew_accounts(operator, nats.settings(ADMIN))
+                assert renewed == ["CONTROL", f"job-{job}"]
+                assert await answer_to(agent) == b"here"
+            assert service.statistics()["reconnects_total"] == 0, "the control plane stays"
+    assert await job_access.renew_accounts(operator, nats.settings(ADMIN)) == []
+    with pytest.raises(LoginRefusedError, match="were cut off"):
+        await admit(operator, nats.settings(ADMIN), "cut-off")
 
 
 def test_logins_are_made_anew_before_they_end_and_by_another_operator(tmp_path: Path) -> None:

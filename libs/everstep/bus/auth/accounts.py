@@ -37,6 +37,7 @@ VALID_S = 7 * 86400
 """How long a login is valid by default."""
 
 _OPERATOR_FILE = "operator.seed"
+_JOB_ACCOUNT = "job-"
 _SIGNER_FILES = ("agents.seed", "services.seed")
 _BOUNDLESS = {
     "subs": -1, "data": -1, "payload": -1, "imports": -1, "exports": -1, "wildcards": True,
@@ -135,7 +136,23 @@ class Operator:
         }
         if logins_before is not None:
             claims["revocations"] = {"*": logins_before}
-        return self._account(self.account_of(job), f"job-{job}", claims)
+        return self._account(self.account_of(job), f"{_JOB_ACCOUNT}{job}", claims)
+
+    def renewed(self, account: Claims) -> str | None:
+        """The token of an account as this release makes it; None if it needs no other.
+
+        Jobs that were cut off stay cut off. An account that is not ours stays as it is.
+        """
+        job = account.name.removeprefix(_JOB_ACCOUNT)
+        if job == account.name:  # of the control plane
+            token = self.preloaded().get(account.sub)
+        elif account.sub == self.account_of(job):
+            token = self.job_account(
+                job, is_cut_off=is_cut_off(account), logins_before=logins_before(account)
+            )
+        else:
+            token = None
+        return None if token is None or is_same(account, token) else token
 
     def _account(self, public: str, name: str, claims: dict[str, Any]) -> str:
         return self._key.signed(public, name, {"type": "account", **claims}, iat=_now())

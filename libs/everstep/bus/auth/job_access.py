@@ -74,6 +74,22 @@ async def cut_off(operator: Operator, settings: BusSettings, job: str) -> None:
         await server.update(operator.job_account(job, is_cut_off=True, logins_before=before))
 
 
+async def renew_accounts(operator: Operator, settings: BusSettings) -> list[str]:
+    """Update the accounts on a running server that an older release has made; return their names.
+
+    Its clients stay connected.
+    """
+    async with _system(operator, settings) as server:
+        changed = []
+        for public in await server.accounts():
+            account = await server.account(public)
+            token = None if account is None else operator.renewed(account)
+            if account is not None and token is not None:
+                await server.update(token)
+                changed.append(account.name)
+        return sorted(changed)
+
+
 async def server_reports(operator: Operator, settings: BusSettings) -> dict[str, dict[str, Any]]:
     """What each server that answers says about its store and about the cluster, by its name."""
     async with _system(operator, settings) as server:
@@ -125,6 +141,11 @@ class _Server:
         """Return the server's claims of an account; None if it has none."""
         answer = await self._request(f"$SYS.REQ.ACCOUNT.{public}.CLAIMS.LOOKUP", b"")
         return claims_of(answer.decode(errors="replace"))
+
+    async def accounts(self) -> list[str]:
+        """The public keys of all accounts that the server keeps."""
+        answer = msgspec.json.decode(await self._request("$SYS.REQ.CLAIMS.LIST", b""))
+        return list(answer.get("data") or ())
 
     async def update(self, token: str) -> None:
         """Give the server an account, which it keeps over restarts."""

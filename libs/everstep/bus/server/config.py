@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from everstep.bus.auth.accounts import Operator, is_cut_off, is_same, logins_before
+from everstep.bus.auth.accounts import Operator
 from everstep.bus.auth.keys import claims_of
 from everstep.bus.auth.login import write_private
 from everstep.bus.errors import BusConfigError
@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 
 MAX_PAYLOAD_BYTES = 1024 * 1024
 _OLD_ACCOUNT = "$G"
-_JOB_ACCOUNT = "job-"
 _ROUTES_USER = "server"
 
 
@@ -225,25 +224,15 @@ def keep_account(folder: Path, operator: Operator, job: str) -> None:
 
 
 def renew_accounts(folder: Path, operator: Operator) -> int:
-    """Update accounts of jobs that an older release has made, and return their number.
+    """Update accounts that an older release has made, and return their number.
 
     The server must not run.
     """
     changed = 0
     for path in folder.glob("*.jwt"):
         account = claims_of(path.read_text())
-        job = None if account is None else job_of_account(account.name)
-        if account is None or job is None or account.sub != operator.account_of(job):
-            continue
-        token = operator.job_account(
-            job, is_cut_off=is_cut_off(account), logins_before=logins_before(account)
-        )
-        if not is_same(account, token):
+        token = None if account is None else operator.renewed(account)
+        if token is not None:
             write_private(path, token)
             changed += 1
     return changed
-
-
-def job_of_account(name: str) -> str | None:
-    """Return the job in the name of an account; None for accounts of the control plane."""
-    return name.removeprefix(_JOB_ACCOUNT) if name.startswith(_JOB_ACCOUNT) else None

@@ -228,11 +228,21 @@ def revoke(invocation: Invocation, job: str, keys: Path | None) -> None:
 
 @command.command()
 @click.option("--replicas", type=click.Choice(["1", "3", "5"]), help="Copies of each stream.")
+@click.option(
+    "--keys",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The folder with the operator's key: accounts are corrected, too.",
+)
 @with_common_options
 @click.pass_obj
-def init(invocation: Invocation, replicas: str | None) -> None:
-    """Make the streams that are missing and correct those that differ. Safe to repeat."""
+def init(invocation: Invocation, replicas: str | None, keys: Path | None) -> None:
+    """Make the streams that are missing and correct those that differ. Safe to repeat.
+
+    After an upgrade, --keys also gives the accounts of the control plane and of all jobs what the
+    new release needs.
+    """
     from everstep.bus import connect, topology
+    from everstep.bus.auth.job_access import renew_accounts
     from everstep_services.cli.machine.bus_settings import find_bus
 
     settings = find_bus(invocation)
@@ -245,6 +255,9 @@ def init(invocation: Invocation, replicas: str | None) -> None:
     done = [line.partition(" ") for line in asyncio.run(run())]
     records = [{"stream": name, "outcome": outcome} for name, _, outcome in done]
     print_records(invocation, "stream_setup", records, ["stream", "outcome"])
+    if keys is not None:
+        renewed = asyncio.run(renew_accounts(_operator(invocation, keys), settings))
+        say(f"accounts corrected: {', '.join(renewed) or 'none, all are of this release'}")
 
 
 @command.command()
