@@ -37,6 +37,27 @@ def test_a_finished_training_trains_no_step_when_it_is_started_again(tmp_path: P
     assert len((tmp_path / "steps-0").read_text().splitlines()) == 10
 
 
+@pytest.mark.variant
+@pytest.mark.timeout(600)
+def test_a_resumed_training_of_hugging_face_has_the_losses_of_an_undisturbed_one(
+    tmp_path: Path,
+) -> None:
+    """With dropout, and samples in random order."""
+    pytest.importorskip("transformers", reason="pip install --group test brings transformers")
+    whole, resumed = (
+        [
+            line
+            for line in launch(
+                "hugging_face.py", str(tmp_path / steps[0]), *steps, UNDAMAGED="1", DROPOUT="0.3"
+            ).splitlines()
+            if line.startswith("loss ")
+        ]
+        for steps in (("20",), ("10", "20"))
+    )
+    assert len(whole) == 20
+    assert resumed == whole
+
+
 @pytest.mark.timeout(600)
 def test_lightning_with_too_few_devices_trains_and_names_the_remedy(tmp_path: Path) -> None:
     """A callback that fails is one warning, and the training continues."""

@@ -11,6 +11,8 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from tests.integration.frameworks.scripts.step_log import damage_newest, note_step
 from trainer_sdk.integrations.hugging_face import HuggingFaceCallback, newest_for_all
 
+DROPOUT = float(os.environ.get("DROPOUT", "0"))
+
 
 class Toy(torch.nn.Module):
     """A linear model with the outputs that the Trainer expects."""
@@ -19,9 +21,10 @@ class Toy(torch.nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.linear = torch.nn.Linear(4, 1)
+        self.dropout = torch.nn.Dropout(DROPOUT)
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        guess = self.linear(x).squeeze(-1)
+        guess = self.linear(self.dropout(x)).squeeze(-1)
         return {"loss": torch.nn.functional.mse_loss(guess, labels), "logits": guess}
 
 
@@ -34,6 +37,10 @@ class StepLog(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         note_step(self.folder, state.global_step)
 
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        if "loss" in (logs or {}):
+            print(f"loss {state.global_step} {logs['loss']!r} {logs.get('grad_norm')!r}")
+
 
 def main(folder: Path, steps: int) -> None:
     torch.set_num_threads(1)
@@ -45,7 +52,8 @@ def main(folder: Path, steps: int) -> None:
         max_steps=steps,
         save_steps=5,
         save_total_limit=3,
-        logging_steps=5,
+        logging_steps=1 if DROPOUT else 5,
+        lr_scheduler_type="constant",
         per_device_train_batch_size=2,
         use_cpu=True,
         ddp_backend="gloo" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else None,
