@@ -158,7 +158,7 @@ def test_rounds_without_progress_end_the_job(cluster: Cluster) -> None:
     script.write_text("import os\nos.abort()\n")
     agent = cluster.run("--cold", "--no-progress-limit", "2", str(script))
     assert agent.wait() == 93
-    assert "2 rounds in a row made no new step" in agent.said
+    assert "2 rounds in a row ended without known progress" in agent.said
 
 
 def test_transient_failures_with_progress_never_stop_a_job(cluster: Cluster) -> None:

@@ -68,5 +68,5 @@ def test_a_crash_loop_says_how_long_it_waits_and_why(cluster: Cluster) -> None:
         lambda: [line for line in agent.said.splitlines() if "waits 5 s" in line],
         "the agent reports it",
     )
-    why = "2 rounds in a row failed within 60 s without progress; the last one: rank 0"
+    why = "2 rounds in a row failed within 60 s without known progress; the last one: rank 0"
     assert said.startswith(f"everstep: job {cluster.job} waits 5 s before round 3: {why}")

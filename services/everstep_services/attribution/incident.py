@@ -1,7 +1,7 @@
 """The input of an analyzer: the case, and the contents of its evidence."""
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 
 from everstep.bus.errors import BlobMissingError, BusError
 from everstep.evidence.archive import BadArchiveError, is_archive, unpack
@@ -31,7 +31,8 @@ class Incident:
         self.missing: list[str] = []
         """Evidence that could not be read, and why; the verdict names it."""
         self.given_up: dict[str, dict[int, str]] = {}
-        """By kind, the ranks that we have not waited for long enough, with the reason."""
+        """By kind, the ranks that we have not waited for long enough, with the reason; `by_rank`
+        adds those whose node has not answered yet."""
 
     def pieces(self, *kinds: str) -> list[EvidencePiece]:
         """The pieces of these kinds that are there."""
@@ -71,7 +72,17 @@ class Incident:
             if rank is not None and rank not in contents:
                 contents[rank] = data
                 fact = fact or piece.fact
+        self.given_up.setdefault(kind, {}).update(self._awaited(kind))
         return contents, fact
+
+    def _awaited(self, kind: str) -> Iterator[tuple[int, str]]:
+        """The ranks of living nodes that have sent neither evidence of this kind nor a reason."""
+        answered = {it.node for it in self.case.evidence if it.evidence == kind}
+        answered |= {sign.node for sign in self.case.nodes if sign.sign == "lost"}
+        for member in self.case.members:
+            if member.node not in answered:
+                for rank in range(member.first_rank, member.first_rank + member.ranks):
+                    yield rank, f"{member.node} has not sent it yet"
 
     def _parts(self, piece: EvidencePiece, data: bytes) -> Sequence[tuple[int | None, bytes]]:
         if not is_archive(data):

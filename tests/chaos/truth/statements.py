@@ -18,7 +18,7 @@ _ENDED_BY = re.compile(rf"{_OF} (?:was ended by|ended by|\() ?(SIG\w+)")
 _AFTER_STEP = re.compile(rf"{_RANKS}\b[^;]*? after step (\d+)")
 _PLACE = re.compile(r"\brank (\d+)(?: \(|, node | on |, on )k\d+n(\d+)\b")
 _RESTARTS = re.compile(r"\b(\d+) of 10 restarts left")
-_LEFT = re.compile(r"(\d) of 3 rounds without progress left")
+_LEFT = re.compile(r"(\d) of 3 rounds without known progress left")
 _AGAIN = re.compile(
     r"(\d+) steps? (?:again|lost|are made again)|[Ll]ost (\d+) steps?|Steps lost: (\d+)"
 )

@@ -1,11 +1,11 @@
-"""What a correction by a person keeps of the verdict before."""
+"""When a verdict is revised, and what a correction by a person keeps of the verdict before."""
 
 from msgspec.structs import replace
 
 from everstep import ids
 from everstep.messages import CorrectVerdict
 from everstep.verdict_causes import VerdictCause
-from everstep_services.attribution.domain.combiner import combine
+from everstep_services.attribution.domain.combiner import CaseJudgement, combine
 from everstep_services.attribution.domain.verdicts import VerdictContext, concluded, corrected
 from tests.unit.attribution.cases import NOON, case, claim
 
@@ -31,3 +31,19 @@ def test_a_withdrawn_correction_is_no_alternative() -> None:
         assert other.reason.endswith("; a person has corrected it")
     _, again = corrected(replace(known, verdict=second), correction("storage"), NOW)
     assert again.alternatives == second.alternatives
+
+
+def test_a_statement_that_later_evidence_no_longer_supports_is_taken_back() -> None:
+    """The cause, the culprit and the confidence may stay."""
+    early = ("rank 1 stands elsewhere", "rank 2 left no stack")
+
+    def judged(*says: str) -> CaseJudgement:
+        return combine(case(), [claim(says=text) for text in says], ())
+
+    first = concluded(case(), judged(*early), NOW)
+    assert first is not None
+    known = replace(case(), verdict=first)
+    assert concluded(known, judged(*early), NOW) is None
+    revised = concluded(known, judged("rank 1 stands elsewhere", "rank 2 waits"), NOW)
+    assert revised is not None
+    assert {item.says for item in revised.evidence} == {"rank 1 stands elsewhere", "rank 2 waits"}

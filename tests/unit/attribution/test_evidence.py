@@ -10,14 +10,14 @@ import pytest
 from msgspec.structs import replace
 
 from everstep.evidence.archive import ArchiveMember, pack, unpack
-from everstep.messages import BlobRef, EvidencePiece, RankEnd, Stall
+from everstep.messages import BlobRef, EvidencePiece, NodeSign, RankEnd, Stall
 from everstep_services.attribution.analyzers import nvrx
 from everstep_services.attribution.analyzers.runner import BUILT_IN, AnalyzerRunner
 from everstep_services.attribution.domain.combiner import combine
 from everstep_services.attribution.flight_recorder import faults
 from tests.fakes import flight_dumps as fake
 from tests.fakes import nccl_ras
-from tests.unit.attribution.cases import case, end, lost_peer, raised
+from tests.unit.attribution.cases import NOON, case, end, lost_peer, raised
 from tests.unit.attribution.evidence import (
     ALL_REDUCE,
     HANG,
@@ -222,6 +222,27 @@ async def test_what_we_did_not_wait_for_is_no_evidence_against_a_rank(reason: st
     told = {claim.analyzer for claim, _ in found.evidence}
     assert told == ({"flight_recorder", "stacks"} if is_patient else set())
     assert any(reason in text for text in found.missing)
+
+
+@pytest.mark.parametrize("kind", ["stacks", "flight_recorder"])
+async def test_a_node_whose_evidence_is_on_its_way_has_left_nothing_out(kind: str) -> None:
+    """What the other node has sent shows nothing of its ranks, unless it is lost."""
+    whole = unpack(recorders(2, 3)).members if kind == "flight_recorder" else ()
+    stacks = [ArchiveMember(rank, "json", stack(*ALL_REDUCE)) for rank in (0, 1)]
+    parts = stacks if kind == "stacks" else [it for it in whole if it.rank in (0, 1)]
+    of, fetch = with_evidence(HANG, {kind: pack(parts, {})}, node="n0")
+    sent = EvidencePiece(evidence=kind, node="n1", fact="none", missing="not there after 4 s")
+    lost = NodeSign(node="n1", sign="lost", reason="gone", fact="lost", at=NOON)
+    absent = {
+        "on its way": of,
+        "sent": replace(of, evidence=(*of.evidence, sent)),
+        "lost": replace(of, nodes=(lost,)),
+    }
+    named = set()
+    for name, one in absent.items():
+        heard = await AnalyzerRunner({kind: BUILT_IN[kind]}).run(one, fetch, 60.0)
+        named |= {name for claim in heard.claims if {2, 3} & set(claim.ranks)}
+    assert named == {"sent", "lost"}
 
 
 async def test_a_rank_that_is_ending_is_no_culprit_of_a_node_that_was_lost() -> None:

@@ -135,7 +135,7 @@ def test_a_script_that_cannot_start_is_tried_once_more_after_a_moment_and_then_s
     """The second failure stops the job with 93 and says why (A4.1)."""
     found = run([failure(**CANNOT_START) for _ in range(9)], may_stop_start=True)
     assert [(one.action, one.delay_s) for one in found] == [("restart", 5), ("stop", 0)]
-    assert found[0].backoff == "1 round failed within 60 s without progress"
+    assert found[0].backoff == "1 round failed within 60 s without known progress"
     assert (found[1].exit_code, found[1].rule) == (93, "stop.script_cannot_start")
     assert "every rank failed in this way, twice in a row" in found[1].reason
 
@@ -194,6 +194,23 @@ def test_rounds_without_a_new_step_have_a_limit() -> None:
     assert (found[-1].action, found[-1].exit_code) == ("stop", 93)
 
 
+def test_a_stop_leaves_the_restarts_that_were_not_made() -> None:
+    failures = [failure(step=5, lived_s=500, fingerprint="") for _ in range(9)]
+    limits: dict[str, Any] = {"max_restarts": 9, "max_restarts_per_hour": 7, "no_progress_limit": 3}
+    last = run(failures, enforce=("no_progress",), **limits)[-1]
+    assert (last.action, [budget.left for budget in last.budgets]) == ("stop", [6, 4, 0])
+
+
+@pytest.mark.parametrize(
+    ("step", "says"), [(5, "made no new step"), (None, "ended without known progress")]
+)
+def test_rounds_whose_steps_nobody_knows_are_not_said_to_have_made_none(
+    step: int | None, says: str
+) -> None:
+    found = run([failure(step=step, fingerprint="") for _ in range(9)], no_progress_limit=2)
+    assert f"rounds in a row {says}; the limit is 2" in found[2].advice
+
+
 def test_a_limit_of_rounds_without_a_step_that_nobody_asked_for_is_advice() -> None:
     failures = [failure(step=5, lived_s=500, fingerprint="") for _ in range(9)]
     found = run(failures, no_progress_limit=3)
@@ -236,4 +253,4 @@ def test_nothing_is_left_below_zero_where_a_limit_only_advises() -> None:
     decisions = run([failure(fingerprint=f"f{number}") for number in range(7)], no_progress_limit=3)
     assert [decision.action for decision in decisions] == ["restart"] * 7
     assert {budget.left for decision in decisions[3:] for budget in decision.budgets[-1:]} == {0}
-    assert "0 of 3 rounds without progress left" in decisions[-1].reason
+    assert "0 of 3 rounds without known progress left" in decisions[-1].reason

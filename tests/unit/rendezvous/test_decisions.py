@@ -165,7 +165,7 @@ def test_a_backoff_is_said_to_all_in_one_line_and_to_those_who_ask_later() -> No
         world.report("n0", "rank_exited", exit_code=1, reason="rank 0 exited with 1")
         world.back("n0")
     said = (
-        "waits 5 s before round 3: 2 rounds in a row failed within 60 s without progress; "
+        "waits 5 s before round 3: 2 rounds in a row failed within 60 s without known progress; "
         "the last one: rank 0 exited with 1"
     )
     waits = [(node, one.reason) for node, one in world.orders if isinstance(one, AwaitRound)]
@@ -277,4 +277,4 @@ def test_the_steps_that_an_agent_tells_as_it_leaves_are_progress() -> None:
     world.report("n0", "first_step", step=31)
     world.leave("n1", last_step=90)
     world.back("n0")
-    assert "3 of 3 rounds without progress left" in world.of(ActionDecided)[-1].reason
+    assert "3 of 3 rounds without known progress left" in world.of(ActionDecided)[-1].reason

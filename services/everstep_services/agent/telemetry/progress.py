@@ -50,6 +50,8 @@ class ProgressReader:
         self._said_at = clock.now()
         self._said_step = 0
         self._last_step: int | None = None
+        self._is_later = False
+        """Whether the job has made steps before: what the SDK counts anew is then no number."""
         self._told_limits: tuple[SectionLimit, ...] = ()
         self.warm_ranks = 0
         self._stalls = stalls
@@ -61,6 +63,7 @@ class ProgressReader:
         self._said_at = self._clock.now()
         self._said_step = self.warm_ranks = 0
         self._last_step = None
+        self._is_later = order.reached_step is not None
 
     def runs(self, event: RankRuns) -> None:
         """A rank has started."""
@@ -103,8 +106,15 @@ class ProgressReader:
         return {rank: page.pid for rank, page in pages.items() if page is not None and page.pid}
 
     def last_step(self) -> int | None:
-        """The highest step of our ranks in this round, if the SDK counts them."""
-        steps = [page.step for page in self._pages() if page.counted_by is CountedBy.SDK]
+        """The highest step of our ranks in this round, if the SDK counts on from the job's first.
+
+        A script that gives no numbers is counted anew in each round, wherever it resumes.
+        """
+        steps = [
+            page.step
+            for page in self._pages()
+            if page.counted_by is CountedBy.SDK and (page.is_numbered or not self._is_later)
+        ]
         if steps:
             self._last_step = (
                 max(steps) if self._last_step is None else max(*steps, self._last_step)

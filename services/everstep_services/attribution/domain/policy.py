@@ -126,7 +126,7 @@ def _user_error(
     yield Decision(
         "stop.user_error",
         switches.user_errors,
-        f"the same failure came again after a restart, without a new step between (fingerprint "
+        f"the same failure came again after a restart, without known progress between (fingerprint "
         f"{verdict.fingerprint}, {verdict.cause}): {verdict.reason}",
         evidence=(last.incident,) if last is not None and is_same else (),
     )

@@ -42,8 +42,10 @@ def concluded(case: Case, judged: CaseJudgement, now: VerdictContext) -> Verdict
 
 
 def differs(before: VerdictReached, now: VerdictReached) -> bool:
-    """Whether a reader would act or think differently."""
-    return _told(before) != _told(now) or abs(before.confidence - now.confidence) >= _SURER
+    """Whether a reader would act or think differently, or read what later evidence refutes."""
+    if _told(before) != _told(now) or abs(before.confidence - now.confidence) >= _SURER:
+        return True
+    return bool({item.says for item in before.evidence} - {item.says for item in now.evidence})
 
 
 def unknown_culprits(case: Case, ask: CorrectVerdict) -> str:

@@ -93,13 +93,14 @@ class RestartRules:
 
 def judge(failure: RoundFailure, past: RestartHistory, rules: RestartRules) -> RestartDecision:
     """Decide between another round and the end."""
-    progress = _progress(failure, past)
+    progress, before = _progress(failure, past), past
     past = _with(failure, past, progress, rules.settings)
     budgets = _budgets(past, rules.spec)
+    unspent = replace(past, restarts=before.restarts, recent=before.recent)
+    left = _not_below_zero(_budgets(unspent, rules.spec))  # a stop costs no restart
     spent = next((budget for budget in budgets if budget.name in _HARD and budget.left < 0), None)
     if failure.is_counted and spent is not None:
         reason = f"{_NAMES[spent.name]} are spent: {spent.limit} of {spent.limit}"
-        left = _not_below_zero(budgets)
         other = (Option(action="restart", rejected=reason),)
         rule = f"stop.{spent.name}_spent"
         return RestartDecision("stop", rule, reason, past, budgets=left, considered=other)
@@ -107,7 +108,7 @@ def judge(failure: RoundFailure, past: RestartHistory, rules: RestartRules) -> R
     if stop is not None and stop[2]:
         other = (Option(action="restart", rejected=stop[1]),)
         return RestartDecision(
-            "stop", stop[0], stop[1], past, exit_code=93, budgets=budgets, considered=other
+            "stop", stop[0], stop[1], past, exit_code=93, budgets=left, considered=other
         )
     rule, advice = (stop[0], stop[1]) if stop is not None else ("", "")
     return replace(_another(failure, past, rules, budgets, advice), advice_rule=rule)
@@ -136,7 +137,7 @@ def _another(
         rounds = "round" if past.quick_failures == 1 else "rounds in a row"
         backoff = (
             f"{past.quick_failures} {rounds} failed within {rules.settings.quick_s:g} s "
-            f"without progress"
+            f"without known progress"
         )
         reason += f"; {backoff}: the next waits {delay_s:g} s"
     unlikely = f"observe mode: {advice}" if advice else "no sign that it would fail again"
@@ -174,7 +175,7 @@ _STEP_NONE = "the training's last step: no step of this round was seen"
 _NAMES = {
     "restarts": "restarts",
     "restarts_per_hour": "restarts per hour",
-    "no_progress": "rounds without progress",
+    "no_progress": "rounds without known progress",
 }
 
 
@@ -244,7 +245,8 @@ def _enough(
     """Return rule, reason, and whether it stops the job; None without a reason to stop."""
     limit = rules.spec.no_progress_limit
     if limit and past.idle_rounds >= limit:
-        reason = f"{past.idle_rounds} rounds in a row made no new step; the limit is {limit}"
+        made = "ended without known progress" if failure.step is None else "made no new step"
+        reason = f"{past.idle_rounds} rounds in a row {made}; the limit is {limit}"
         asked_for = "no_progress" in rules.spec.enforce and not rules.is_braked
         return "stop.no_progress", reason, asked_for or rules.may_stop
     same = past.fingerprints[-2:]
@@ -263,7 +265,7 @@ def _enough(
             )
             return CANNOT_START, reason, rules.may_stop_start or rules.may_stop
         reason = (
-            f"the same failure came twice in a row without progress in between (fingerprint "
+            f"the same failure came twice in a row without known progress in between (fingerprint "
             f"{failure.fingerprint}): it will probably come again"
         )
         return "stop.same_fingerprint", reason, rules.may_stop

@@ -69,5 +69,8 @@ def test_a_script_that_does_not_number_its_steps_may_resume_anywhere(tmp_path: P
         assert first is not None
         assert (first.lost_steps, first.is_counted_anew) == (0, True)
         assert progress.steps_again(order, 0, 1) == ""
+        assert progress.last_step() is None, "step 1 of this round may be step 27 of the job"
         rank.run.start_at(24)
         assert progress.is_numbered(0)
+        rank.run.step()
+        assert progress.last_step() == 25
