@@ -153,6 +153,12 @@ class Beats:
             nodes, newest, {rank.rank: (rank, heard) for heard in here for rank in heard.beat.ranks}
         )
 
+    def step(self, job: str, round: int | None) -> int | None:
+        """The last step that a rank has made in this round, if the round is the newest."""
+        view = self.view(job)
+        steps = [rank.step for rank, _ in view.ranks.values() if rank.step is not None]
+        return max(steps, default=None) if view.round == round else None
+
     def limits(self, job: str) -> tuple[SectionLimit, ...]:
         """The limits that can act on its ranks now, as an agent says; none while no ranks run."""
         beat, at = self._limits.get(job, (None, 0.0))

@@ -116,6 +116,40 @@ async def test_each_rank_says_where_it_is_and_past_which_limit_it_has_stalled(
     assert (await reader.get("jobs/nobody/ranks")).status_code == 404
 
 
+async def test_job_and_round_show_the_step_at_which_their_ranks_are_said_to_be(
+    api: Api, reader: httpx2.AsyncClient
+) -> None:
+    """The record has it once a minute only; a stall and an end tell it, too."""
+    told = make("progress_made", round=3, step=2)
+    await api.add(*running("n1"), told, make("rank_stalled", round=3, rank=0, step=700))
+
+    async def steps() -> list[int]:
+        listed = await get(reader, "jobs")
+        rounds = await get(reader, "jobs/j/rounds")
+        one, alone = await get(reader, "jobs/j"), await get(reader, "jobs/j/rounds/3")
+        return [it["last_step"] for it in (listed["items"][0], one, rounds["items"][0], alone)]
+
+    assert await steps() == [700] * 4
+    hear(api, "n1", 0, rank(0, "stalled"), rank(1))
+    assert await steps() == [1204] * 4
+    await api.add(make("rank_exited", round=3, rank=1, step=1300))
+    await api.add(make("round_ended", round=3, last_step=None), make("job_ended", round=3))
+    assert await steps() == [1300] * 4
+
+
+async def test_ranks_whose_scripts_run_are_not_shown_as_starting_until_a_step(
+    api: Api, reader: httpx2.AsyncClient
+) -> None:
+    """Many scripts show no step at all, and others import for long."""
+    await api.add(*running("n1"))
+    hear(api, "n1", 0, RankBeat(rank=0, state="starting"), rank(1))
+    found = await get(reader, "jobs/j/ranks", state="running")
+    assert found["states"] == {"running": 2}
+    assert [(it["state"], it["progress_age_s"]) for it in found["items"]] == [
+        ("running", None), ("running", 0.0),
+    ]  # fmt: skip
+
+
 async def test_a_view_that_is_stale_says_why(
     api: Api, reader: httpx2.AsyncClient, clock: FakeClock
 ) -> None:

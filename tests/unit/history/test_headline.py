@@ -44,6 +44,8 @@ def test_an_injected_fault_is_told_as_that_although_the_report_named_its_rank() 
         "first_report": None,
     }
     assert headlines({**report, "cause": "unknown"})["headline"] == report["reason"]
+    by_agent = "rank 1 was ended by SIGKILL, after ann injected kill"
+    assert headlines({**report, "reason": by_agent})["headline"] == by_agent
     ended = {**report, "culprit_ranks": "[1]", "culprit_nodes": "[]",
              "end_reason": "no restart is left", "end_rank": 1, "end_node": "n1"}  # fmt: skip
     told = "injected by ann: SIGKILL of rank 1; no restart is left"

@@ -66,6 +66,12 @@ class _Rank:
     is_overdue: bool = False
     """It was killed because it did not exit after its script had returned."""
     stall: _Stall | None = None
+    injected: str = ""
+    """Who made which fault in it on purpose."""
+
+    def why(self, reason: str) -> str:
+        """The reason for a report of it, for a person."""
+        return f"{reason}, after {self.injected}" if self.injected else reason
 
 
 @dataclass(slots=True)
@@ -174,6 +180,11 @@ class RoundPart:
             return []
         return [SendReport(self.round, "first_step", "the first step is made", rank, step=step)]
 
+    def injected(self, rank: int, fault: str) -> None:
+        """Somebody makes a fault in a rank on purpose."""
+        if rank in self._ranks:
+            self._ranks[rank].injected = fault
+
     def failed_to_start(self, reason: str) -> list[Action]:
         """The ranks could not be started."""
         self.has_failed = True
@@ -244,7 +255,7 @@ class RoundPart:
         # of the ranks that fail after the first, only those are reported that may be the cause
         if not is_first and ending.is_secondary:
             return []
-        reason = exit_sentence(rank, ending, self.order.world_size)
+        reason = self._ranks[rank].why(exit_sentence(rank, ending, self.order.world_size))
         return [SendReport(self.round, "rank_exited", reason, rank, ending)]
 
     # -- they stop after a step ------------------------------------------------------------------
@@ -289,6 +300,7 @@ class RoundPart:
         """A rank has made no progress past its limit."""
         if rank not in self.live:
             return []
+        told = replace(told, reason=self._ranks[rank].why(told.reason))
         self._ranks[rank].stall = _Stall(told, now)
         return [told]
 

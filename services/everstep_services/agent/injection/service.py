@@ -103,6 +103,8 @@ class InjectionTargets:
     """The process of a rank; 0 while there is none."""
     step: Callable[[int], int | None]
     """The last step of a rank."""
+    told: Callable[[FaultInjected], None]
+    """Hears of each fault before it is made."""
 
 
 class FaultInjector:
@@ -230,6 +232,7 @@ class FaultInjector:
             lasts_s=wished.for_s,
             expected=wished.fault.effect,
         )
+        self._ranks.told(fact)
         await self._bus.record(fact)
         where = self._plan.node if order.rank is None else f"rank {order.rank}"
         self._say(f"{order.by} injects {wished.fault.name} into {where}: {wished.fault.effect}")

@@ -214,7 +214,9 @@ class RankEvents:
         observers = self._observers
         match event.message:
             case Injected() as message:
-                observers.record(observers.records.fault_injected(order, event.rank, message))
+                fault = observers.records.fault_injected(order, event.rank, message)
+                self._agent.injected(fault)
+                observers.record(fault)
             case Restarted(is_without=False) as message:
                 step = observers.progress.step(event.rank)
                 for fact in observers.records.restarted(order, event.rank, message, step):

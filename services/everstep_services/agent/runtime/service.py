@@ -321,6 +321,7 @@ class AgentService:
             folder=self._folder_of,
             pid=lambda rank: 0 if (seen := watched(rank)) is None or seen.gone else seen.pid,
             step=self._progress.step,
+            told=self._agent.injected,
         )
         return FaultInjector(self._plan, self._bus, harm, ranks, self._workdir.say)
 

@@ -122,7 +122,7 @@ class StallRecorder:
         self._facts.clear()
         self.watch.begins(order)
         self._announcer.show(is_for_job=order.slot == 0)
-        self._note_state("ranks are being started")
+        self._note_state(f"round {order.round} began")
 
     def ends(self) -> None:
         """The ranks of the round are gone."""

@@ -32,7 +32,9 @@ def _rank_exited(changes: Changes, entry: LoggedFact, fact: RankExited) -> None:
     is_failure = fact.how in FAILURES
     failed = int(is_failure)
     changes.merge(JOBS, (fact.job,), ranks_failed=failed, last_step=fact.step)
-    changes.merge(ROUNDS, (fact.job, fact.round), ranks_exited=1, ranks_failed=failed)
+    changes.merge(
+        ROUNDS, (fact.job, fact.round), ranks_exited=1, ranks_failed=failed, last_step=fact.step
+    )
     update_node(changes, entry, fact.node, ranks_failed=failed)
     changes.merge(
         EXITS,
@@ -78,8 +80,8 @@ def _error(error: ErrorRecord | None) -> dict[str, str | None]:
 
 
 def _rank_stalled(changes: Changes, entry: LoggedFact, fact: RankStalled) -> None:
-    changes.merge(JOBS, (fact.job,), stalls=1)
-    changes.merge(ROUNDS, (fact.job, fact.round), stalls=1)
+    changes.merge(JOBS, (fact.job,), stalls=1, last_step=fact.step)
+    changes.merge(ROUNDS, (fact.job, fact.round), stalls=1, last_step=fact.step)
     update_node(changes, entry, fact.node, stalls=1)
     changes.merge(
         STALLS,

@@ -1,10 +1,20 @@
 """What an agent does, with plain numbers."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from everstep.messages import AwaitRound, ErrorRecord, Joined, LeaveJob, Order, Reported, StandBy
+from everstep.messages import (
+    AwaitRound,
+    ErrorRecord,
+    FaultInjected,
+    Joined,
+    LeaveJob,
+    Order,
+    Reported,
+    StandBy,
+)
 from everstep_services.agent.core.actions import (
     AskRanksToStop,
     AskToJoin,
@@ -32,6 +42,28 @@ def test_it_joins_starts_and_says_when_all_ranks_run() -> None:
     assert agent.ordered(start()) == [StartRound(start())]
     assert agent.rank_runs(0) == []
     assert told(agent.rank_runs(1)) == ["started"]
+
+
+def injected(agent: Agent, round_: int) -> None:
+    now = datetime(2026, 11, 29, tzinfo=UTC)
+    agent.injected(FaultInjected(
+        id="f", job="j", at=now, source="agent/n0", round=round_, fault="kill", by="ann@n0", rank=1,
+    ))  # fmt: skip
+
+
+@pytest.mark.parametrize(("round_", "after"), [(1, ", after ann@n0 injected kill"), (2, "")])
+def test_an_end_that_somebody_made_on_purpose_says_so(round_: int, after: str) -> None:
+    """All that is said of the round's end, also before a verdict, has this report's words."""
+    agent = running()
+    injected(agent, round_)
+    (tell,) = agent.rank_gone(1, KILLED)
+    assert isinstance(tell, SendReport)
+    assert tell.reason == f"rank 1 was ended by SIGKILL{after}"
+    stalled = running()
+    injected(stalled, round_)
+    (tell,) = stalled.rank_stalled(1, "rank 1 is stopped", 6.0, "f", now=9.0)
+    assert isinstance(tell, SendReport)
+    assert tell.reason == f"rank 1 is stopped{after}"
 
 
 def test_the_same_order_twice_starts_once() -> None:

@@ -49,9 +49,10 @@ def culprit_headline(
 
 
 def with_injection(shown: Mapping[str, Any], told: str | None) -> str | None:
-    """The words of a report, after who injected the fault, where the verdict knows that."""
+    """The words of a report, after who injected the fault, where only the verdict knows that."""
     is_injected = shown["cause"] == "injected" and not shown["is_inconclusive"]
-    return f"{shown['verdict_reason']}; {told}" if told and is_injected else told
+    is_told = not told or " injected " in told
+    return f"{shown['verdict_reason']}; {told}" if is_injected and not is_told else told
 
 
 class Answer(BaseModel):

@@ -13,11 +13,15 @@ class RankNow(Answer):
     rank: int
     node: str
     slot: int | None
-    state: str = Field(description="`starting`, `running`, `paused`, `stalled` or `exited`.")
+    state: str = Field(
+        description="`starting` until its script runs, `running`, `paused`, `stalled` or `exited`."
+    )
     step: int | None = Field(description="The last step that it finished in this round.")
     section: str | None = Field(description="The innermost section that is open.")
     section_age_s: float = Field(description="How long the rank has been in this section.")
-    progress_age_s: float = Field(description="The time since the rank's last progress.")
+    progress_age_s: float | None = Field(
+        description="The time since the rank's last progress; null before its first step."
+    )
     limit_s: float | None = Field(
         description="How long the rank may make no progress there; null while no limit applies."
     )

@@ -69,8 +69,8 @@ class Job(Answer):
     restarts: int | None
     world_size: int | None
     last_step: int | None = Field(
-        description="The newest step that was reported. Steps of a script that does not number "
-        "them are counted anew in each round."
+        description="The newest step that was reported; while ranks run, that of their last beats. "
+        "Steps of a script that does not number them are counted anew in each round."
     )
     total_steps: int | None
     is_counted_anew: bool | None = Field(

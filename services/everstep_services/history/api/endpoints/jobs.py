@@ -134,6 +134,18 @@ def _rounds(job: str) -> Select[Any]:
     return shown_rounds().where(tables.rounds.c.job == job)
 
 
+def _job(context: Context, row: Record) -> dict[str, Any]:
+    """The job as a client sees it, while ranks run with the step of their last beats."""
+    step = context.beats.step(row["job"], row["round"]) if row["state"] in WITH_RANKS else None
+    return {**shown_job(row), **({} if step is None else {"last_step": step})}
+
+
+def _round(context: Context, row: Record) -> dict[str, Any]:
+    """Likewise for a round."""
+    step = None if row["ended_fact"] else context.beats.step(row["job"], row["round"])
+    return {**shown_round(row), **({} if step is None else {"last_step": step})}
+
+
 @router.get("/jobs", summary="List jobs", responses=responses())
 async def list_jobs(
     context: Ctx, _token: Reader, asked: Annotated[JobFilter, Query()]
@@ -141,7 +153,7 @@ async def list_jobs(
     """Jobs, the newest first. A page stays the same while new jobs begin."""
     query = _jobs().where(*_job_conditions(asked))
     listing = await paged(context, query, _SORTS[asked.sort], asked, "/jobs")
-    return PageOf[Job](items=[Job(**shown_job(row)) for row in listing.rows], next=listing.next)
+    return PageOf[Job](items=[Job(**_job(context, row)) for row in listing.rows], next=listing.next)
 
 
 @router.get("/jobs/{job}", summary="One job", responses=responses(404))
@@ -156,7 +168,7 @@ async def get_job(context: Ctx, _token: Reader, job: JobName) -> JobDetail:
     listing = await page(context.database, query, newest, None, _MOST_ALLOCATIONS)
     shown = [Allocation(**present(row)) for row in listing.rows]
     watch = await _watch_of(context, row)
-    return JobDetail(**shown_job(row), watch=watch, allocations=shown)
+    return JobDetail(**_job(context, row), watch=watch, allocations=shown)
 
 
 @router.get("/jobs/{job}/rounds", summary="A job's rounds", responses=responses(404))
@@ -174,7 +186,7 @@ async def list_rounds(
     query = _rounds(job).where(*conditions)
     listing = await paged(context, query, order, asked, f"/jobs/{job}/rounds")
     return PageOf[Round](
-        items=[Round(**shown_round(row)) for row in listing.rows], next=listing.next
+        items=[Round(**_round(context, row)) for row in listing.rows], next=listing.next
     )
 
 
@@ -189,7 +201,7 @@ async def get_round(context: Ctx, _token: Reader, job: JobName, number: RoundNum
     lists = [detail.pop(name) for name in ("members", "exits", "stalls_seen")]
     members, exits, stalls = lists
     return RoundDetail(
-        **shown_round(detail),
+        **_round(context, detail),
         members=[Member(**present(row)) for row in members],
         exits=[shown_exit(row) for row in exits],
         stalls_seen=[Stall(**present(row)) for row in stalls],

@@ -61,7 +61,7 @@ async def list_ranks(
         items=[_rank(*view.ranks[rank]) for rank in shown],
         next=context.cursors.make((shown[-1],), question) if len(rest) > len(shown) else None,
         round=view.round,
-        states=Counter(beat.state for beat, _ in view.ranks.values()),
+        states=Counter(_state(*rank) for rank in view.ranks.values()),
         is_stale=note is not None and row["state"] in WITH_RANKS and context.bundle is None,
         note=note,
         silent_nodes=silent[:_NAMED_MOST],
@@ -72,7 +72,12 @@ def _is_wanted(view: JobView, rank: int, asked: RankFilter) -> bool:
     beat, heard = view.ranks[rank]
     if asked.node is not None and heard.beat.node != asked.node:
         return False
-    return not asked.state or beat.state in asked.state
+    return not asked.state or _state(beat, heard) in asked.state
+
+
+def _state(beat: RankBeat, heard: HeardBeat) -> str:
+    """For people: a rank without a step may have run its script for long."""
+    return "running" if (beat.state, heard.beat.state) == ("starting", "running") else beat.state
 
 
 def _rank(beat: RankBeat, heard: HeardBeat) -> RankNow:
@@ -80,11 +85,11 @@ def _rank(beat: RankBeat, heard: HeardBeat) -> RankNow:
         rank=beat.rank,
         node=heard.beat.node,
         slot=heard.beat.slot,
-        state=beat.state,
+        state=_state(beat, heard),
         step=beat.step,
         section=beat.section,
         section_age_s=beat.section_age_s,
-        progress_age_s=beat.progress_age_s,
+        progress_age_s=None if beat.state == "starting" else beat.progress_age_s,
         limit_s=beat.limit_s,
         limit_source=beat.limit_source or None,
         limit_name=beat.limit_name or None,
