@@ -273,6 +273,16 @@ def warned(step: int | None) -> Stall:
     )  # fmt: skip
 
 
+async def test_a_rank_that_nobody_could_look_into_is_not_outside_of_a_collective() -> None:
+    unseen = "it waits for a lock; it may wait for other ranks, so the cause may be another one"
+    told = tuple(
+        replace(stall, blocked_in=unseen) if stall.rank == 2 else stall for stall in stalls()
+    )
+    found = await judged(replace(HANG, stalls=told), {})
+    assert not [claim for claim, _ in found.evidence if claim.analyzer == "stalls"]
+    assert found.ranks == ()
+
+
 async def test_a_stall_that_only_warned_counts_for_less_than_one_that_ended_the_round() -> None:
     """It stalled, and the others gave up before any limit that ends rounds was passed."""
     ends = (lost_peer(0), lost_peer(3))

@@ -32,6 +32,11 @@ class Interpreter:
     """Where the main thread is, if it is in Python."""
 
     @property
+    def shows(self) -> bool:
+        """It shows whether the rank waits for others."""
+        return bool(self.at) or not self.runs
+
+    @property
     def is_in_distributed(self) -> bool:
         """The main thread is in a call of torch.distributed, which waits for other ranks."""
         return self.at.startswith(("distributed_c10d.py:", "rendezvous.py:"))
@@ -124,9 +129,14 @@ def in_words(
         parts.append(f"it is in the collective {waits_in}")
     waits = bool(waits_in) or (python is not None and python.is_in_distributed)
     waits &= not process.is_own_reason and (python is None or python.runs)
-    if waits:
-        parts.append("it waits for other ranks, so the cause may be another one")
+    # without an answer of its interpreter, a rank that was not seen in a collective may be in one
+    is_told = process.is_own_reason or waits_in is not None or bool(python and python.shows)
+    if waits or not is_told:
+        parts.append(f"it {'waits' if waits else 'may wait'} for other ranks, so {_DOUBT}")
     return ProcessState(process.letter, "; ".join(part for part in parts if part), waits)
+
+
+_DOUBT = "the cause may be another one"
 
 
 def _place(traceback: bytes) -> str:

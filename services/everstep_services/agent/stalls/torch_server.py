@@ -1,6 +1,7 @@
 """Asks the server that torch has opened in a rank; its threads answer without Python."""
 
 import asyncio
+import errno
 from pathlib import Path
 
 import msgspec
@@ -49,7 +50,9 @@ async def _answer(folder: Path, request: str, within_s: float) -> bytes:
     except TimeoutError:
         raise TorchServerError(f"no answer within {within_s:.2g} s") from None
     except OSError as error:
-        raise TorchServerError(f"torch's server in it is gone: {error.strerror}") from error
+        # ENOTCONN: its queue of connections is full, so that the connection was never made
+        state = "accepts no connection" if error.errno == errno.ENOTCONN else "is gone"
+        raise TorchServerError(f"torch's server in it {state}: {error.strerror}") from error
     head, _, body = reply.partition(b"\r\n\r\n")
     status = head.split(b" ", 2)[1:2]
     if status != [b"200"]:

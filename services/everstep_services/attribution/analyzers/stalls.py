@@ -81,9 +81,13 @@ def _located(case: Case) -> Iterator[Claim]:
     )
 
 
+_OPEN = "may wait for other ranks"
+"""What an agent says of a rank that it could not look into."""
+
+
 def _elsewhere(case: Case) -> Iterator[Claim]:
     """If most ranks wait in a collective: the ranks outside of it, which the others wait for."""
-    located = [stall for stall in case.stalls if stall.blocked_in]
+    located = [it for it in case.stalls if it.blocked_in and _OPEN not in it.blocked_in]
     waiting = [stall for stall in located if _COLLECTIVE.search(stall.blocked_in)]
     others = [stall for stall in located if stall not in waiting]
     is_alone = not waiting and len(others) == 1 and case.world_size > 1

@@ -232,7 +232,7 @@ def _first(halts: list[Halt]) -> tuple[list[Halt], float | None, str]:
     if odd and times > most:
         return odd, None, f"stopped elsewhere: {times} others are in {_named(usual)}"
     if len(halts) == 1:
-        return early, None, "is the only rank that health knows of"
+        return early, None, "is the only rank whose position is known"
     return early, None, f"stopped within {_TOGETHER_S:g} s of each other: beats cannot tell more"
 
 

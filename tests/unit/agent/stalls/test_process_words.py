@@ -1,7 +1,9 @@
 """The report on the process of a stalled rank, and when it is asked for."""
 
 import asyncio
+import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,13 +15,16 @@ from everstep_services.agent.stalls.interpreter import (
     look_into,
 )
 from everstep_services.agent.stalls.process_state import ProcessState, state_of
+from everstep_services.agent.stalls.torch_server import TorchServerError, answer
 from tests.fakes.clock import FakeClock
 from tests.unit.agent.stalls.monitored_ranks import WatchedNode
 from tests.unit.agent.stalls.stalled_ranks import Clock, clock_of_pages, limits_of
 from tests.unit.worker_server import Answers, worker_server
 from tests.waiting import until_async
+from trainer_sdk import layout
 
 WAITS = "it waits for other ranks, so the cause may be another one"
+MAY_WAIT = "it may wait for other ranks, so the cause may be another one"
 HELD = "it holds the interpreter's lock: no Python thread of it runs"
 TRACEBACK = b"""Current thread 0x00007fd4c37fe6c0 (most recent call first):
   <no Python frame>
@@ -70,7 +75,8 @@ def test_of_a_process_that_is_gone_nothing_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("process", "python", "waits_in", "text"),
     [
-        (("S", "it sleeps"), None, None, "it sleeps"),
+        (("S", "it sleeps"), None, None, f"it sleeps; {MAY_WAIT}"),
+        (("S", "it sleeps"), None, "", "it sleeps"),
         (("S", "it sleeps"), Interpreter(runs=False), None, f"{HELD}; it sleeps"),
         (
             ("S", "it sleeps"),
@@ -78,7 +84,12 @@ def test_of_a_process_that_is_gone_nothing_is_said(tmp_path: Path) -> None:
             "",
             "it sleeps; its main thread is at train.py:11 in load",
         ),
-        (("R", "it computes, or holds …"), Interpreter(runs=True), None, "it computes"),
+        (
+            ("R", "it computes, or holds …"),
+            Interpreter(runs=True),
+            None,
+            f"it computes; {MAY_WAIT}",
+        ),
         (("R", "it computes, or holds …"), Interpreter(runs=False), None, f"{HELD}; it computes"),
         (
             ("S", "it waits for a lock"),
@@ -94,7 +105,7 @@ def test_of_a_process_that_is_gone_nothing_is_said(tmp_path: Path) -> None:
         ),
         (("T", "it is stopped"), Interpreter(runs=False), None, "it is stopped"),
         (("D", "it waits for a disk"), Interpreter(runs=False), None, "it waits for a disk"),
-        (("", ""), None, None, ""),
+        (("", ""), None, None, MAY_WAIT),
     ],
 )
 def test_what_is_said_of_it(
@@ -195,7 +206,7 @@ class TestAStalledRank:
     def test_of_a_script_without_torch_is_said_at_once(self, node: WatchedNode) -> None:
         kernel(node.proc, 100, "R")
         node.wait(30)
-        assert node.words == ["it computes, or holds the interpreter's lock"]
+        assert node.words == [f"it computes, or holds the interpreter's lock; {MAY_WAIT}"]
 
     def test_is_said_without_an_answer_that_does_not_come(
         self, node: WatchedNode, tmp_path: Path
@@ -205,7 +216,7 @@ class TestAStalledRank:
         node.wait(30.4)
         assert node.words == []
         node.wait(0.2)
-        assert node.words == ["it sleeps (hrtimer_nanosleep)"]
+        assert node.words == [f"it sleeps (hrtimer_nanosleep); {MAY_WAIT}"]
 
     def test_that_moves_again_at_once_was_found_before(
         self, node: WatchedNode, tmp_path: Path
@@ -263,3 +274,20 @@ def test_a_finding_is_not_overtaken_while_it_waits_for_an_answer(
     assert node.stalled == []
     node.wait(0.5)
     assert [stalled.place.rank for stalled in node.stalled] == [0, 1]
+
+
+async def test_the_server_of_a_process_that_stands_still_is_not_said_to_be_gone(
+    tmp_path: Path,
+) -> None:
+    """Nobody takes its connections: the kernel keeps a few, and refuses more."""
+    path = tmp_path / layout.WORKER_SOCKET
+    with ExitStack() as open_, socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen(0)
+        with pytest.raises(BlockingIOError):
+            while True:
+                client = open_.enter_context(socket.socket(socket.AF_UNIX))
+                client.setblocking(False)
+                client.connect(str(path))
+        with pytest.raises(TorchServerError, match="accepts no connection"):
+            await answer(tmp_path, "ping", 5.0)

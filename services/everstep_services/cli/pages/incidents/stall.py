@@ -9,7 +9,7 @@ _RULES = {
     "learned": "learned from how long it takes",
     "floor": "the least that a limit may be",
     "cap": "the most that a limit may be",
-    "configured": "set by somebody",
+    "configured": "set by --limit or `everstep limits set`",
     "default": "the default, as nothing was learned yet",
 }
 
@@ -22,6 +22,7 @@ def stall_lines(incident: Record) -> Iterator[str]:
     if stall is not None:
         yield from _stalled(stall)
     others = [other for other in incident["stalls"] if stall is None or other["id"] != stall["id"]]
+    others.sort(key=lambda other: other["rank"])
     if others:
         shown = ", ".join(f"rank {other['rank']}{_in(other)}" for other in others[:_SHOWN])
         more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
@@ -37,7 +38,10 @@ def _first(located: Record) -> Iterator[str]:
     sure = "" if located["is_certain"] else " (likely: beats cannot tell for sure)"
     on = f" on {listed(nodes, _SHOWN)}" if nodes else ""
     noun = "rank" if len(ranks) == 1 else "ranks"
-    yield f"  {noun} {listed(ranks, _SHOWN)}{on} stopped first{_in(located)}{lead}{sure}"
+    stopped = f"stopped first{_in(located)}{lead}{sure}"
+    if len(ranks) > 1 and not located["waiting_ranks"]:
+        stopped = "stopped together, as far as beats tell"
+    yield f"  {noun} {listed(ranks, _SHOWN)}{on} {stopped}"
     if located["reason"]:
         yield f"  as beats show: {cell(located['reason'])}"
 
