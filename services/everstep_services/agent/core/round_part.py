@@ -47,6 +47,9 @@ class AgentTimeouts:
     """A rank that is idle for this long, after others have exited with 0, will never exit."""
 
 
+_NAMED_MOST = 8
+
+
 @dataclass(slots=True)
 class _Stall:
     told: SendReport
@@ -60,6 +63,8 @@ class _Rank:
     number: int
     is_running: bool = False
     is_gone: bool = False
+    is_done: bool = False
+    """It exited with 0."""
     has_failed: bool = False
     """Its failure was reported before its process was gone."""
     returned_at: float | None = None
@@ -207,6 +212,7 @@ class RoundPart:
         if rank not in self._ranks or self.state == "stopping":
             return None
         self._ranks[rank].is_gone = True
+        self._ranks[rank].is_done = ending.is_good
         return ending.forgiven() if self._ranks[rank].is_overdue else ending
 
     def fell(self, rank: int, ending: RankExit) -> list[Action]:
@@ -256,6 +262,11 @@ class RoundPart:
         if not is_first and ending.is_secondary:
             return []
         reason = self._ranks[rank].why(exit_sentence(rank, ending, self.order.world_size))
+        ranks = self._ranks.values()
+        left = [str(it.number) for it in ranks if it.is_done or it.returned_at is not None]
+        if ending.is_secondary and left:
+            noun = "rank" if len(left) == 1 else "ranks"
+            reason += f"; {noun} {', '.join(left[:_NAMED_MOST])} had ended with code 0"
         return [SendReport(self.round, "rank_exited", reason, rank, ending)]
 
     # -- they stop after a step ------------------------------------------------------------------

@@ -66,6 +66,20 @@ def test_an_end_that_somebody_made_on_purpose_says_so(round_: int, after: str) -
     assert tell.reason == f"rank 1 is stopped{after}"
 
 
+@pytest.mark.parametrize("has_exited", [True, False])
+def test_a_rank_that_lost_its_peer_tells_who_had_left_before(has_exited: bool) -> None:
+    agent = running()
+    assert (agent.rank_gone(1, DONE) if has_exited else agent.script_returned(1, now=1)) == []
+    lost = ErrorRecord(name="RuntimeError", text="Connection closed by peer [10.0.0.1]:7")
+    (tell,) = agent.script_failed(0, RankExit(code=1, error=lost))
+    assert isinstance(tell, SendReport)
+    assert tell.reason.startswith("rank 0, perhaps because of another rank, exited with 1: ")
+    assert tell.reason.endswith("; rank 1 had ended with code 0")
+    (own,) = running().rank_gone(0, KILLED)
+    assert isinstance(own, SendReport)
+    assert own.reason == "rank 0 was ended by SIGKILL"
+
+
 def test_the_same_order_twice_starts_once() -> None:
     agent = running()
     assert agent.ordered(start()) == []
