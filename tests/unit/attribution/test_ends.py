@@ -102,7 +102,7 @@ async def test_a_rank_that_exits_without_a_word_is_named_as_silent() -> None:
     found = await judged(case(ends=(lost_peer(0), silent, lost_peer(2), lost_peer(3))))
     assert (found.cause, found.kind, found.ranks) == ("user_code", "exit_code", (1,))
     assert "rank 1 (n0) exited with 1 after step 4, and wrote no error" in found.reason
-    assert "everstep logs JOB --rank 1" in found.reason
+    assert "everstep logs j --round 1 --rank 1" in found.reason
 
 
 async def test_a_rank_that_is_done_before_the_others_has_left_them() -> None:

@@ -82,7 +82,8 @@ _MISFIT = "gloo::EnforceNotMet"
 _ALONE = ", and others did not: its script did it, or this process alone was sent SIGINT"
 _SILENT = (
     ", and wrote no error: its script called os._exit, or native code ended it. To know more, read "
-    "its last lines (everstep logs JOB --rank {rank}), and print the reason before such a call"
+    "its last lines (everstep logs {job} --round {round} --rank {rank}), and print the "
+    "reason before such a call"
 )
 _RAISED_BY = re.compile(r"rank \d+ raised ")
 _IN_PROCESS = 0.75
@@ -307,7 +308,7 @@ def _of_alike(case: Case, same: Sequence[RankEnd]) -> Claim:
     if end.step is not None:
         event = f"{event} after step {end.step}"
     if kind == "exit_code" and not end.first_error:
-        event += _SILENT.format(rank=ranks[0])
+        event += _SILENT.format(job=case.job, round=end.round or case.round, rank=ranks[0])
     if set(ranks) <= interrupted_alone(case):
         cause, kind, event = "unknown", "signal", event + _ALONE
     return Claim(
