@@ -93,13 +93,24 @@ def test_a_stall_may_be_only_said(cluster: Cluster) -> None:
     said = cluster.folder / "said"
     agent = cluster.run("--no-restart-on-stall", *limits("data"), str(script), str(said))
     stall = cluster.until_fact("rank_stalled", within_s=START_WITHIN_S)
+    opened = cluster.until_fact("incident_opened")
+    assert (opened["trigger"], opened["rank"]) == ("rank_stalled", 0)
+    assert opened["trigger_fact"] == stall["id"]
     said.touch()
     assert agent.wait() == 0
     recovered = cluster.until_fact("rank_recovered")
     assert (stall["is_fatal"], recovered["stall"]) == (False, stall["id"])
     assert recovered["stalled_s"] >= stall["waited_s"]
-    assert cluster.incidents() == []
+    (incident,) = cluster.incidents()
+    assert (incident["outcome"], incident["next_round"], incident["lost_steps"]) == (
+        "recovered",
+        1,
+        0,
+    )
+    assert incident["ledger"]["wall_s"] >= stall["waited_s"]
     assert cluster.until_fact("job_ended")["rounds"] == 1
+    spent = cluster.api.get(f"jobs/{cluster.job}/goodput")["seconds"]
+    assert spent["stall"] == pytest.approx(recovered["stalled_s"], rel=0.1)
 
 
 GROUP = """

@@ -120,7 +120,7 @@ def test_a_frozen_rank_is_the_culprit_though_others_made_more_steps(cluster: Clu
     assert (stall["process_state"], stall["is_fatal"]) == ("T", False)
     (cluster.folder / "give-up").touch()
     opened = cluster.until_fact("incident_opened")
-    assert (opened["trigger"], opened["rank"]) == ("rank_exited", 0)
+    assert (opened["trigger"], opened["rank"]) == ("rank_stalled", 1)
     verdict = cluster.until_fact("verdict_reached", lambda body: not body.get("revision"))
     assert verdict.get("culprit_ranks") == [1], verdict
     assert (verdict["cause"], verdict["kind"]) == ("host", "stopped_process")

@@ -16,6 +16,7 @@ from tests.unit.history.goodput_trace import (
     TRACE,
     ZERO_S,
     at,
+    closed,
     ended,
     progress,
     round_of,
@@ -182,3 +183,36 @@ def _wall_s(trace: GoodputTrace, now_s: float) -> float:
         - one.started_s
         for one, start, end in zip(trace.allocations, starts, ends, strict=True)
     )
+
+
+def stalled(second: float, rank: int, waited_s: float) -> Fact:
+    return at(second, "rank_stalled", round=1, rank=rank, waited_s=waited_s)
+
+
+def test_a_job_that_stands_still_is_not_productive_while_it_stands() -> None:
+    """Whether or not a report of steps comes, and however long it lasts."""
+    stands = [started(), *round_of(1, formed=1, ran=2, first=3), progress(63, 1, 60, 60.0),
+              stalled(76, 1, 6.0), stalled(76.1, 0, 6.0)]  # fmt: skip
+    begun = {"rendezvous": 1.0, "start_up": 2.0, "productive": 67.0}
+    for now in (100, 1000):
+        assert spent(stands, now) == pytest.approx({**begun, "stall": now - 70})
+    moved = [at(200, "rank_recovered", round=1, rank=1, stalled_s=130.0)]
+    moved += [at(200, "rank_recovered", round=1, rank=0, stalled_s=129.9)]
+    goes_on = spent([*stands, *moved, progress(210, 1, 10, 147.0)], 220)
+    assert goes_on == pytest.approx({**begun, "stall": 130, "productive": 87})
+
+
+def test_steps_made_again_cost_what_they_had_taken_without_the_stall_among_them() -> None:
+    """The round before made 1000 steps that a checkpoint has kept."""
+    facts = [
+        started(), *round_of(1, formed=1, ran=2, first=3), progress(1003, 1, 1000, 1000.0),
+        stalled(1019, 1, 6.0), progress(1073, 1, 10, 70.0), ended(1073, 1, "node_lost", "i"),
+        at(1074, "round_formed", round=2, allocation="a", incident="i"),
+        at(1075, "round_started", round=2),
+        at(1076, "progress_made", round=2, is_first=True, steps=1, steps_s=1.0, lost_steps=10),
+        closed(1076, "i", detect_s=6.0, lost_s=0.0, next_round=2),
+    ]  # fmt: skip
+    got = spent(facts, 1080)
+    assert got["stall"] == 60
+    assert got["lost_steps"] == pytest.approx(10, abs=0.2)
+    assert got["productive"] == pytest.approx(1010 - 10 + 4, abs=0.2)

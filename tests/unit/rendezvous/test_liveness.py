@@ -2,10 +2,10 @@
 
 import pytest
 
-from everstep.messages import NodeLost
-from everstep_services.rendezvous.domain.events import Probed
+from everstep.messages import ActionDecided, NodeLost, RoundEnded
+from everstep_services.rendezvous.domain.events import JobControl, Probed
 from everstep_services.rendezvous.settings import RendezvousSettings
-from tests.unit.rendezvous.world import World, spec
+from tests.unit.rendezvous.world import WALL, World, spec
 
 AFTER_S = RendezvousSettings().unheard_after_s
 
@@ -59,3 +59,67 @@ def test_a_replica_that_saw_the_round_begin_probes_no_member(taken_over: str) ->
     world.run()
     world.tick(10 * AFTER_S)
     assert probed(world) == []
+
+
+HELD = [JobControl(is_braked=True), JobControl(modes={"restart": "observe"})]
+
+
+def silent(world: World, seconds: int, *, is_there: bool | None) -> None:
+    """Health reminds of its finding once a second, and the server answers our probes."""
+    for second in range(seconds):
+        world.apply(lost(2.0 + second))
+        if world.last.probes and is_there is not None:
+            world.apply(Probed("n1", "n1-1", is_there=is_there))
+        world.tick(1)
+
+
+def lost(silence_s: float) -> NodeLost:
+    return NodeLost(
+        id="f" * 32, job="j", at=WALL, source="health", round=1, node="n1", reason="n1 is silent",
+        silence_s=silence_s, limit_s=1.75,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("control", HELD)
+@pytest.mark.parametrize("is_there", [True, None])
+def test_silence_ends_no_round_while_the_brake_is_on(
+    control: JobControl, is_there: bool | None
+) -> None:
+    """Its agent may only get no turn: a round in which all ranks live goes on."""
+    world = World(spec(2)).started("n0", "n1")
+    world.control = control
+    world.tick(60)
+    silent(world, 60, is_there=is_there)
+    assert world.doc.phase == "running"
+    (decided,) = world.of(ActionDecided)
+    assert (decided.mode, decided.rule, decided.evidence) == (
+        "observe", "restart.observe", ("f" * 32,)
+    )  # fmt: skip
+    world.control = JobControl()
+    silent(world, 1, is_there=None)
+    assert [ended.cause for ended in world.of(RoundEnded)] == ["node_lost"]
+
+
+@pytest.mark.parametrize("control", HELD)
+def test_a_node_whose_connection_stays_closed_is_gone_under_the_brake_too(
+    control: JobControl,
+) -> None:
+    world = World(spec(2)).started("n0", "n1")
+    world.control = control
+    world.tick(60)
+    silent(world, 8, is_there=False)
+    silent(world, 1, is_there=True)  # it has reconnected
+    silent(world, 8, is_there=False)
+    assert world.doc.phase == "running"
+    silent(world, 4, is_there=False)
+    assert [ended.cause for ended in world.of(RoundEnded)] == ["node_lost"]
+
+
+def test_the_brake_keeps_nobody_in_a_round_that_is_over() -> None:
+    world = World(spec(2)).started("n0", "n1")
+    world.control = JobControl(is_braked=True)
+    world.tick(60)
+    world.report("n0", "rank_exited", rank=0, exit_code=1)
+    world.tick(3)
+    world.apply(lost(4.0))
+    assert [seat.stage for seat in world.doc.seats if seat.node == "n1"] == ["gone"]

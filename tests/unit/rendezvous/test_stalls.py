@@ -2,8 +2,19 @@
 
 from typing import Any
 
+import pytest
+
 from everstep.incident_causes import WAITS
-from everstep.messages import IncidentOpened, NameExcuse, RoundEnded, StopRanks
+from everstep.messages import (
+    ActionDecided,
+    ActionTaken,
+    IncidentClosed,
+    IncidentOpened,
+    NameExcuse,
+    RestartJob,
+    RoundEnded,
+    StopRanks,
+)
 from everstep.messages.orders import GroupPosition
 from everstep_services.rendezvous.domain.events import JobControl
 from tests.unit.rendezvous.world import World, spec
@@ -210,8 +221,123 @@ def test_the_brake_that_comes_while_others_are_asked_holds() -> None:
     assert (world.doc.phase, world.doc.stalls) == ("running", ())
 
 
+BRAKED = JobControl(is_braked=True)
+WATCHED: Any = [
+    pytest.param(BRAKED, {}, id="brake"),
+    pytest.param(JobControl(modes={"restart": "observe"}), {}, id="modes.restart"),
+    pytest.param(JobControl(), {"is_fatal": False}, id="--no-restart-on-stall"),
+]
+
+
+@pytest.mark.parametrize(("control", "more"), WATCHED)
+def test_a_stall_that_ends_no_round_is_an_incident_until_its_ranks_move(
+    control: JobControl, more: dict[str, Any]
+) -> None:
+    world = running()
+    world.control = control
+    stall(world, "n0", 1, 6.0, fingerprint=WAITS, **more)
+    stall(world, "n1", 2, 6.0, **more)
+    world.tick(1)
+    (opened,) = world.of(IncidentOpened)
+    assert (opened.trigger, opened.node, opened.rank) == ("rank_stalled", "n1", 2)
+    (decided,), (taken,) = world.of(ActionDecided), world.of(ActionTaken)
+    assert (decided.mode, decided.incident, decided.evidence) == (
+        "observe", opened.incident, (f"{2:032x}",)
+    )  # fmt: skip
+    assert (taken.outcome, taken.incident) == ("observed", opened.incident)
+    for _ in range(60):  # agents report it again; the round may show no steps for a long time
+        stall(world, "n0", 1, 6.0, fingerprint=WAITS, **more)
+        stall(world, "n1", 2, 6.0, **more)
+        world.tick(10)
+    assert (world.doc.phase, len(world.of(ActionDecided))) == ("running", 1)
+    assert len(asked(world)) == 4, "nobody is asked about it again"
+    world.report("n1", "rank_recovered", rank=2, reason="rank 2 moves again")
+    assert world.of(IncidentClosed) == [], "rank 1 still stands"
+    world.report("n0", "rank_recovered", rank=1, reason="rank 1 moves again", age_s=0.5)
+    (closed,) = world.of(IncidentClosed)
+    assert (closed.incident, closed.outcome) == (opened.incident, "recovered")
+    assert (closed.lost_steps, closed.next_round) == (0, 1)
+    assert closed.reason == "n1 rank_stalled; rank 1 moves again"
+    assert closed.ledger.detect_s == pytest.approx(6.5)
+    assert closed.ledger.other_s == pytest.approx(600, abs=0.6)
+    assert (world.doc.incident, world.of(RoundEnded)) == (None, [])
+
+
+@pytest.mark.parametrize(("control", "more"), WATCHED)
+def test_an_excused_stall_is_no_incident_where_stalls_only_observe(
+    control: JobControl, more: dict[str, Any]
+) -> None:
+    world = running()
+    world.control = control
+    stall(world, **more)
+    excuse(world, "n0", 2, 60)
+    world.tick(1)
+    world.report("n1", "rank_recovered", rank=2)
+    assert (world.of(IncidentOpened), world.of(ActionDecided)) == ([], [])
+
+
+def standing() -> World:
+    """A rank has stood still for a minute, under the brake."""
+    world = running()
+    world.control = BRAKED
+    stall(world, waited_s=6.0)
+    world.tick(60)
+    return world
+
+
+def test_the_incident_of_ranks_that_stand_goes_on_with_the_end_of_their_round() -> None:
+    world = standing()
+    world.report("n0", "rank_exited", rank=0, exit_code=1)
+    world.back("n0", "n1")
+    world.tick(1)
+    world.run()
+    (closed,) = world.of(IncidentClosed)
+    assert (closed.trigger, closed.rank, closed.next_round) == ("rank_stalled", 2, 2)
+    assert closed.ledger.wall_s == pytest.approx(67.5, abs=1.5)
+    assert len(world.of(IncidentOpened)) == 1
+
+
+def test_once_the_brake_is_off_the_round_of_a_rank_that_stands_ends() -> None:
+    world = standing()
+    world.control = JobControl()
+    stall(world, waited_s=66.0)
+    world.tick(1)
+    assert world.doc.phase == "ending"
+    assert len(world.of(IncidentOpened)) == 1
+
+
+def test_a_person_who_restarts_ranks_that_stand_costs_no_restart() -> None:
+    world = standing()
+    world.apply(RestartJob(job="j", round=1, reason="it hangs", by="ann"))
+    world.back("n0", "n1")
+    world.tick(5)
+    world.run()
+    (closed,) = world.of(IncidentClosed)
+    assert (closed.trigger, closed.outcome, world.doc.restarts) == ("rank_stalled", "recovered", 0)
+
+
+def test_a_job_that_is_done_while_a_rank_stands_has_no_open_incident() -> None:
+    world = standing()
+    for node in ("n0", "n1"):
+        world.report(node, "finished")
+    (closed,) = world.of(IncidentClosed)
+    assert (closed.outcome, closed.lost_steps) == ("recovered", 0)
+
+
 def test_many_stalls_fit_into_the_document() -> None:
     world = running()
     for rank in range(100):
         stall(world, rank=rank)
     assert len(world.doc.stalls) == 16
+
+
+def test_not_all_ranks_of_a_large_job_are_asked_about_while_they_stand() -> None:
+    world = running()
+    world.control = BRAKED
+    for _ in range(10):
+        for rank in range(100):
+            stall(world, rank=rank)
+        world.tick(10)
+    assert world.doc.incident is not None
+    assert len(world.doc.incident.stalled) == 16
+    assert len(asked(world)) == 32

@@ -104,6 +104,8 @@ class OpenIncident(Part, frozen=True, kw_only=True):
     """The check, if the cause is a failed check."""
     accused: tuple[Name, ...] = ()
     """The nodes on which that check fails, at most 16."""
+    stalled: tuple[Count, ...] = ()
+    """The ranks that stand still in its round, which goes on: their stalls are only observed."""
 
 
 class OpenDecision(Part, frozen=True, kw_only=True):
@@ -191,6 +193,8 @@ class OpenStall(Part, frozen=True, kw_only=True):
     """How long nothing is decided; 0 without an excuse."""
     excuse: str = ""
     """The rank that may be the reason."""
+    is_fatal: bool = True
+    """As in `report`."""
 
 
 class CheckAccusation(Part, frozen=True, kw_only=True):

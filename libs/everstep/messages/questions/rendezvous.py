@@ -160,6 +160,8 @@ class Report(Question, frozen=True, kw_only=True, tag="report.v1"):
     """For `preempted`: how much time is left."""
     waited_s: float | None = None
     """For `rank_stalled`: the time since the rank's last progress."""
+    is_fatal: bool = True
+    """For `rank_stalled`: it may end the round; False with `--no-restart-on-stall`."""
     entered: Int | None = None
     """For `rank_stalled`, where the rank is in no collective: the number of the last collective of
     all ranks that it has entered; None if that is not known. Older releases read it."""

@@ -55,6 +55,7 @@ class SendReport:
     step: int | None = None
     grace_s: float | None = None
     waited_s: float | None = None
+    is_fatal: bool = True
     entered_in: Mapping[str, int] = field(default_factory=dict)
     fingerprint: str = ""
     """That of an event that is not the end of a rank."""

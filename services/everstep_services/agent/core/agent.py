@@ -266,6 +266,7 @@ class Agent:
         entered_in: Mapping[str, int] | None = None,
         *,
         waits_for_others: bool = False,
+        is_fatal: bool = True,
     ) -> list[Action]:
         """A rank has made no progress past its limit; reported again until something follows."""
         part = self._part
@@ -274,6 +275,7 @@ class Agent:
         told = SendReport(
             part.round, "rank_stalled", reason, rank, waited_s=waited_s, fact=fact,
             entered_in=entered_in or {}, fingerprint=WAITS if waits_for_others else "",
+            is_fatal=is_fatal,
         )  # fmt: skip
         return part.stalled(told, rank, now)
 

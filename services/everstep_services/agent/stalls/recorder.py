@@ -166,7 +166,7 @@ class StallRecorder:
             return None
         return actions.SendReport(
             order.round, "rank_stalled", order.reason, order.rank,
-            waited_s=order.waited_s, fact=fact.id, entered_in=entered_in,
+            waited_s=order.waited_s, fact=fact.id, entered_in=entered_in, is_fatal=fact.is_fatal,
         )  # fmt: skip
 
     def _live(self) -> Collection[int]:
@@ -192,12 +192,11 @@ class StallRecorder:
         if process.text:
             reason += f"; {process.text}"
         self._workdir.say(reason, is_warning=True)
-        if is_fatal:
-            acts = self._agent.rank_stalled(
-                place.rank, reason, stalled.waited_s, fact.id, self._clock.now(), place.entered_in,
-                waits_for_others=process.waits_for_others,
-            )  # fmt: skip
-            self._do(acts)
+        acts = self._agent.rank_stalled(
+            place.rank, reason, stalled.waited_s, fact.id, self._clock.now(), place.entered_in,
+            waits_for_others=process.waits_for_others, is_fatal=is_fatal,
+        )  # fmt: skip
+        self._do(acts)
 
     def _moving(self, moving: Moving) -> None:
         order, rank = self._agent.order, moving.stalled.place.rank

@@ -148,7 +148,7 @@ def _of_round(
     if is_over and closing is not None:
         last_s = max(first_s, until_s - closing.still_s)
     elif not is_over:
-        last_s = min(until_s, last_s + FRESH_S)
+        last_s = until_s if here.standing else min(until_s, last_s + FRESH_S)
     yield from _trained(here, first_s, last_s)
     if is_over:
         yield LedgerSegment(
@@ -162,6 +162,7 @@ def _trained(here: RoundTrace, from_s: float, until_s: float) -> Iterator[Ledger
     """The time in which steps were made, with the parts that stalls and saves took."""
     holds: list[tuple[float, float, TimeClass]] = [
         *((begun_s, over_s, "stall") for begun_s, over_s in here.stalls),
+        *((begun_s, until_s, "stall") for begun_s in here.standing.values()),
         *((at_s, at_s + held_s, "checkpoint_stall") for at_s, held_s in here.saves.values()),
     ]
     at_s = from_s
@@ -177,7 +178,7 @@ def _take_lost_steps(parts: list[LedgerSegment], here: RoundTrace, trace: Goodpu
     """Steps that had to be made again: the last that were made before this round formed."""
     if here.formed_s is None:
         return
-    left_s = _lost_s(here, trace)
+    left_s = _lost_s(parts, here, trace)
     place = bisect_left(parts, here.formed_s, key=lambda part: part.from_s) - 1
     while place >= 0 and left_s > 0:
         part = parts[place]
@@ -192,7 +193,7 @@ def _take_lost_steps(parts: list[LedgerSegment], here: RoundTrace, trace: Goodpu
         place -= 1
 
 
-def _lost_s(here: RoundTrace, trace: GoodputTrace) -> float:
+def _lost_s(parts: Sequence[LedgerSegment], here: RoundTrace, trace: GoodputTrace) -> float:
     closings = [closing for closing in trace.closings.values() if closing.next_round == here.number]
     if lost_s := sum(closing.lost_s for closing in closings):
         return lost_s
@@ -208,7 +209,14 @@ def _lost_s(here: RoundTrace, trace: GoodputTrace) -> float:
     if not timed:
         return 0.0
     last = max(timed, key=lambda round_: (round_ is not here, round_.number))
-    return lost_steps * last.steps_took_s / last.steps
+    # Its steps were counted until that moment, and a stall among them made none.
+    until_s = last.last_step_s or 0.0
+    stood_s = sum(
+        max(min(part.until_s, until_s) - part.from_s, 0.0)
+        for part in parts
+        if part.round == last.number and part.time_class == "stall"
+    )
+    return lost_steps * max(last.steps_took_s - stood_s, 0.0) / last.steps
 
 
 def _taxed(parts: list[LedgerSegment], trace: GoodputTrace) -> list[LedgerSegment]:

@@ -20,6 +20,7 @@ from everstep.messages import (
     JobEnded,
     ProgressMade,
     RankRecovered,
+    RankStalled,
     RoundEnded,
     RoundFormed,
     RoundStarted,
@@ -59,6 +60,8 @@ class RoundTrace:
     """By step: when saving began to hold the training up, and for how long."""
     stalls: list[tuple[float, float]] = field(default_factory=list)
     """The times in which a rank stood still and then moved again."""
+    standing: dict[int, float] = field(default_factory=dict)
+    """Since when each rank has stood that did not move again in this round."""
 
 
 @dataclass(slots=True)
@@ -225,9 +228,18 @@ def _saved(trace: GoodputTrace, fact: CheckpointCommitted | ShardsWritten, at_s:
         here.saves[fact.step] = (began_s, fact.stall_s)
 
 
+def _stalled(trace: GoodputTrace, fact: RankStalled, at_s: float) -> None:
+    here = trace.round(fact.round)
+    if here is not None and here.ended_s is None:
+        here.standing[fact.rank] = at_s - fact.waited_s
+
+
 def _recovered(trace: GoodputTrace, fact: RankRecovered, at_s: float) -> None:
     here = trace.round(fact.round)
-    if here is not None and fact.stalled_s > 0:
+    if here is None:
+        return
+    here.standing.pop(fact.rank, None)
+    if fact.stalled_s > 0:
         here.stalls.append((at_s - fact.stalled_s, at_s))
 
 
@@ -269,6 +281,7 @@ _TAKERS: Mapping[type[Fact], Callable[[GoodputTrace, Any, float], None]] = {
     RoundEnded: _round_ended,
     CheckpointCommitted: _saved,
     ShardsWritten: _saved,
+    RankStalled: _stalled,
     RankRecovered: _recovered,
     IncidentClosed: _closed,
     StragglerFound: _slow,

@@ -80,12 +80,20 @@ def add(batch: Batch, sign: Sign) -> OpenIncident:
 
 
 def broke_again(batch: Batch, sign: Sign) -> None:
-    """Continue the open incident with a new cause: a round ended before its first step."""
+    """Continue the open incident: a round ended before its first step, or while ranks stood still.
+
+    The stall of those ranks came first. What a person wants then needs no decision.
+    """
     doc = batch.state.doc
     assert doc.incident is not None
+    if doc.incident.round == doc.round:
+        stood = replace(_count(batch, doc.incident, "other_s"), stalled=())
+        is_decided = not meaning_of(sign.trigger).opens_incident
+        batch.state.set(incident=_told(replace(stood, is_decided=is_decided), sign))
+        return
     entry: LedgerEntry = "start_s" if doc.phase == "forming" else "first_step_s"
-    counted = _count(batch, doc.incident, entry)
-    batch.state.set(incident=_told(replace(counted, is_decided=False, delay_s=0.0, weight=0), sign))
+    counted = replace(_count(batch, doc.incident, entry), stalled=(), is_decided=False)
+    batch.state.set(incident=_told(replace(counted, delay_s=0.0, weight=0), sign))
 
 
 def formed(batch: Batch) -> None:
@@ -107,6 +115,8 @@ def close(
 ) -> None:
     """Close the incident; the time until `before_s` ago goes into `entry`, or was a restore.
 
+    A round that went on has restored nothing, and makes no step again.
+
     A training that shows no steps was back when its first collective began, if that is known.
     """
     doc = batch.state.doc
@@ -114,12 +124,16 @@ def close(
         return
     extend(batch, now=True)
     recovered = outcome == "recovered"
+    went_on = recovered and doc.incident.round == doc.round
     moving = batch.timers.started_at("moving", doc.round)
-    if recovered and entry == "other_s" and moving is not None:
+    if went_on:
+        incident = _count(batch, doc.incident, entry, before_s=before_s)
+    elif recovered and entry == "other_s" and moving is not None:
         before_s = batch.now.s - moving
         incident = _count(batch, doc.incident, "first_step_s", before_s=before_s)
     else:
         incident = _count(batch, doc.incident, entry, restore_s=doc.restore_s, before_s=before_s)
+    again = 0 if went_on else steps_again(doc.first_step, doc.reached_step)
     batch.record(
         IncidentClosed(
             **batch.round_head(incident.round),
@@ -127,7 +141,7 @@ def close(
             outcome=outcome,
             reason=reason if incident.reason in reason else f"{incident.reason}; {reason}",
             ledger=incident.ledger,
-            lost_steps=steps_again(doc.first_step, doc.reached_step) if recovered else None,
+            lost_steps=again if recovered else None,
             next_round=doc.round if recovered else None,
             reports=incident.reports,
             trigger=incident.trigger,

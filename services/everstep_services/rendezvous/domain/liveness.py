@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from everstep.messages import NodeLost, Seat
 from everstep_services.rendezvous.domain import incidents
 from everstep_services.rendezvous.domain.batch import Batch
+from everstep_services.rendezvous.domain.decisions import only_say
 from everstep_services.rendezvous.domain.ends import end_round
 from everstep_services.rendezvous.domain.events import LivenessProbe, Probed
 from everstep_services.rendezvous.domain.incidents import Sign
@@ -15,12 +16,17 @@ from everstep_services.rendezvous.domain.state import AT_WORK, OVER, with_stage
 
 _SLACK_S = 0.2
 """A node that was heard this long after a round's end was there when the round ended."""
+_CLOSED_FOR_S = 10.0
+"""Where silence ends no round, a connection must be closed for this long: agents reconnect."""
 
 
 def probed(batch: Batch, probe: Probed) -> None:
     """Act on the result of a probe: the agent answered, or is gone."""
     if probe.is_there:
         batch.memory.answered[probe.instance] = batch.now.s
+        return
+    seat = batch.state.seat(probe.node)
+    if seat is not None and _is_held(batch, seat) and not _stays_closed(batch, probe.instance):
         return
     reason = f"{probe.node} is gone: its connection to the bus is closed"
     _gone(batch, probe.node, probe.instance, reason)
@@ -35,7 +41,39 @@ def lost(batch: Batch, finding: NodeLost) -> None:
     heard = batch.memory.heard.setdefault(seat.instance, batch.now.s)
     if batch.now.s - heard < finding.limit_s:
         return  # it has spoken to us since; health repeats its finding
+    if _is_held(batch, seat):
+        _hold(batch, seat, finding)
+        return
     _gone(batch, finding.node, seat.instance, finding.reason, finding.id, finding.silence_s)
+
+
+def _is_held(batch: Batch, seat: Seat) -> bool:
+    """The node may live and its round run on: silence is a judgement, and may end no round."""
+    is_at_work = batch.state.doc.phase in {"forming", "running"} and seat.stage in AT_WORK
+    return is_at_work and not batch.control.enforces("restart", otherwise=True)
+
+
+def _hold(batch: Batch, seat: Seat, finding: NodeLost) -> None:
+    if _again_at(batch, seat) <= batch.now.s:  # health reminds us of its finding once a second
+        batch.memory.probed[seat.instance] = batch.now.s
+        batch.probes.append(LivenessProbe(seat.node, seat.instance, batch.order_for(seat)))
+    if batch.timers.is_running("observed", finding.id):
+        return
+    batch.timers.start("observed", finding.id)
+    reason = f"{finding.reason}; silence ends no round now, a closed connection does"
+    only_say(batch, "restart", reason, rule="restart.observe", evidence=(finding.id,))
+
+
+def _stays_closed(batch: Batch, instance: str) -> bool:
+    """Whether probe after probe found the agent's connection closed, for long enough."""
+    timers, memory = batch.timers, batch.memory
+    heard = max(memory.heard.get(instance, -inf), memory.answered.get(instance, -inf))
+    last = timers.started_at("refused", instance)
+    is_first = last is None or heard >= last
+    if is_first or timers.elapsed("refused", instance) > 3 * batch.settings.probe_every_s:
+        timers.restart("closed", instance)
+    timers.restart("refused", instance)
+    return timers.elapsed("closed", instance) >= _CLOSED_FOR_S
 
 
 def fell_away(batch: Batch, seat: Seat, sign: Sign) -> None:

@@ -107,7 +107,7 @@ def settle(batch: Batch) -> None:
         if not agreed_save.all_ended(batch):
             finish(batch)
         return
-    if doc.phase == "running" and doc.incident is not None:
+    if doc.phase == "running" and doc.incident is not None and not doc.incident.stalled:
         _steady(batch)
     ready = state.count("running", "finished")
     if doc.phase == "forming" and doc.slots and ready == doc.slots:

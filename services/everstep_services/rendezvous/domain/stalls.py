@@ -1,5 +1,8 @@
 """Decides whether another rank excuses a stalled one, or its round must end.
 
+Where stalls may end no round, they are examined in the same way, and open an incident that is over
+when the ranks move again.
+
 A rank that waits for another rank, which saves or computes, has not stalled itself. Only the agents
 of other nodes can know that, so they are asked first; a stall without an answer in time has no
 excuse.
@@ -18,7 +21,8 @@ from everstep_services.rendezvous.domain.ends import end_round
 from everstep_services.rendezvous.domain.incidents import Sign
 
 _MOST = 16
-"""The most stalls that are examined at once; agents repeat their reports of further ones."""
+"""The most stalls that are examined at once; agents repeat their reports of further ones. An
+incident whose round goes on names no more ranks than that."""
 _ASK_AGAIN_S = 5.0
 """How long an excuse holds before the agents are asked again."""
 _AWAKE_S = 5.0
@@ -34,9 +38,11 @@ def stalled(batch: Batch, report: Report) -> None:
         return
     if _all_save(batch):
         return  # the round ends anyway, within the time given to its ranks
-    if not batch.control.enforces("restart", otherwise=True):
-        _observe(batch, report.node, report.reason, report.fact)
-    elif doc.slots == 1 or report.rank is None:
+    standing = () if doc.incident is None else doc.incident.stalled
+    is_known = report.rank in standing or len(standing) >= _MOST
+    if is_known and not _may_end(batch, report):
+        return
+    if doc.slots == 1 or report.rank is None:
         _decide(batch, _opened(batch, report))
     elif reported := _found(batch, report.rank):
         _know_more(batch, reported, report)
@@ -73,6 +79,13 @@ def recovered(batch: Batch, report: Report) -> None:
     for stall in _found(batch, report.rank):
         if stall.node == report.node:
             _drop(batch, stall)
+    incident = batch.state.doc.incident
+    if incident is None or report.rank not in incident.stalled:
+        return
+    left = tuple(rank for rank in incident.stalled if rank != report.rank)
+    batch.state.set(incident=replace(incident, stalled=left))
+    if not left and incident.round == batch.state.doc.round:
+        incidents.close(batch, "recovered", report.reason, "other_s", before_s=report.age_s)
 
 
 def settle(batch: Batch) -> None:
@@ -145,30 +158,43 @@ def _ask(batch: Batch, stall: OpenStall, within_s: float) -> None:
 
 def _decide(batch: Batch, stall: OpenStall) -> None:
     _drop(batch, stall)
-    if not batch.control.enforces("restart", otherwise=True):
-        _observe(batch, stall.node, stall.reason, stall.fact)
-        return
-    late = [other for other in batch.state.doc.stalls if _excused_s(batch, other) <= 0]
+    late = [
+        other
+        for other in batch.state.doc.stalls
+        if _excused_s(batch, other) <= 0 and other.is_fatal == stall.is_fatal
+    ]
     signs = [_sign(batch, it) for it in (stall, *late)]  # the cause has no excuse,
     signs.sort(key=lambda sign: -sign.weight)  # and does not wait for others
+    if not _may_end(batch, stall):
+        for other in late:
+            _drop(batch, other)
+        _observe(batch, signs)
+        return
     end_round(batch, signs[0])
     for sign in signs[1:]:
         incidents.add(batch, sign)
 
 
-def _observe(batch: Batch, node: str, reason: str, fact: str | None) -> None:
-    """Record a stall without ending the round, because restarts for stalls only observe."""
-    doc = batch.state.doc
-    if batch.timers.is_running("observed", doc.round, node):
-        return
-    batch.timers.start("observed", doc.round, node)
-    only_say(
-        batch,
-        "restart",
-        f"{reason}; restarts for stalls only observe",
-        rule="restart.observe",
-        evidence=(fact,) if fact else (),
-    )
+def _may_end(batch: Batch, stall: OpenStall | Report) -> bool:
+    return stall.is_fatal and batch.control.enforces("restart", otherwise=True)
+
+
+def _observe(batch: Batch, signs: Sequence[Sign]) -> None:
+    """Open an incident for ranks that stand still, and leave their round as it is."""
+    before = batch.state.doc.incident
+    incident = [incidents.add(batch, sign) for sign in signs][-1]
+    ranks = {*incident.stalled, *(sign.rank for sign in signs if sign.rank is not None)}
+    incident = replace(incident, stalled=tuple(sorted(ranks)))
+    batch.state.set(incident=incident)
+    if before is None or (incident.stalled and not before.stalled):
+        only_say(
+            batch,
+            "restart",
+            f"{signs[0].reason}; restarts for stalls only observe",
+            rule="restart.observe",
+            incident=incident.id,
+            evidence=(signs[0].fact,) if signs[0].fact else (),
+        )
 
 
 def _opened(batch: Batch, report: Report) -> OpenStall:
@@ -185,6 +211,7 @@ def _opened(batch: Batch, report: Report) -> OpenStall:
         entered=report.entered,
         entered_in=report.entered_in,
         waited_s=(report.waited_s or report.last_progress_age_s or 0.0) + report.age_s,
+        is_fatal=report.is_fatal,
     )
     batch.timers.start("stalled", stall.id)
     return stall

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from everstep_services.cli.api.client import Api, job_path
-from everstep_services.cli.cells import Record, aligned, bar, cell, moment, span
+from everstep_services.cli.cells import Record, aligned, bar, cell, counted, moment, span
 from everstep_services.cli.invocation import NAME, Invocation, with_api_options
 from everstep_services.cli.output import echo, print_json, schema
 from everstep_services.cli.times import MomentParameter
@@ -77,6 +77,10 @@ def print_goodput(
         echo("")
         echo("How many steps were made again is not known, because the script does not number its")
         echo("steps: repeated steps count as productive.")
+    if about["lost_steps"]:
+        echo("")
+        echo(f"{counted(about['lost_steps'], 'step')} made again: a step that is made again is")
+        echo("productive the last time only; the time before counts as lost steps.")
 
 
 def print_fleet_goodput(

@@ -72,8 +72,8 @@ def _no_incident(api: Api, job: str) -> str:
     if not stalls:
         return f"nothing has gone wrong with {job} so far"
     return (
-        f"{job} has had no incident, but ranks have stalled {counted(stalls, 'time')}, and no "
-        f"round was ended for it: the brake was on, stalls are only watched, or they moved again. "
+        f"{job} has had no incident, but ranks have stalled {counted(stalls, 'time')}: other ranks "
+        f"were the reason, they moved again at once, or another launcher runs them. "
         f"See: everstep ranks {job}"
     )
 
