@@ -11,13 +11,14 @@ import queue
 import selectors
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from everstep_services.agent.output.follower import Follower, Inotify
+from everstep_services.agent.output.follower import Follower, Inotify, put
 from everstep_services.agent.run_plan import ConsoleChoice, Std
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,8 @@ _LOOK_EVERY_S = 0.2
 changes that it may miss (on a file system of another host).
 """
 _COLORS = (36, 33, 32, 35, 34, 31)
+_LINES_MOST = 1000
+_Request = Follower | Future[None] | Callable[[], None] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ class Console:
         self._node = node
         self._choice = choice
         self._screens = screens
-        self._asked: queue.SimpleQueue[Follower | Future[None] | None] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[_Request] = queue.SimpleQueue()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # A daemon: a terminal that takes nothing must not keep the process alive.
         self._thread = threading.Thread(
@@ -70,6 +73,12 @@ class Console:
     def start(self) -> None:
         """Begin."""
         self._thread.start()
+
+    def say(self, line: str) -> None:
+        """Show a line of the agent's own; those that a terminal takes too late are left out."""
+        if self._asked.qsize() < _LINES_MOST:
+            text = f"{line}\n".encode("utf-8", "replace")
+            self._ask(partial(put, self._screens[1].descriptor, text))
 
     def follow(self, rank: Rank) -> None:
         """Show the output of this rank from now on, as far as it was chosen. Its files exist."""
@@ -108,7 +117,7 @@ class Console:
         self._ask(None)
         os.close(self._bell)  # the thread has one of its own
 
-    def _ask(self, request: Follower | Future[None] | None) -> None:
+    def _ask(self, request: "_Request") -> None:
         self._asked.put(request)
         os.eventfd_write(self._bell, 1)
 
@@ -146,9 +155,7 @@ async def opened_console(
 class _Showing:
     """The thread: waits for changes and shows them."""
 
-    def __init__(
-        self, asked: "queue.SimpleQueue[Follower | Future[None] | None]", bell: int
-    ) -> None:
+    def __init__(self, asked: "queue.SimpleQueue[_Request]", bell: int) -> None:
         self._asked = asked
         self._bell = bell
         self._followed: dict[int, Follower] = {}
@@ -219,6 +226,8 @@ class _Showing:
                 return False
             if isinstance(asked, Follower):
                 self._begin(asked)
+            elif callable(asked):
+                asked()
             else:
                 self._show_all()
                 self._forget()

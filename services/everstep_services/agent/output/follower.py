@@ -169,7 +169,7 @@ class Follower:
             self._write(self._held, b"\n")
             self._held = b""
         note = f"[{self._label}] {_size(skipped)} skipped here; all of it is in {self.path}\n"
-        self._put(note.encode("utf-8", "replace"))
+        put(self._screen, note.encode("utf-8", "replace"))
 
     def _take(self, data: bytes) -> None:
         """Write the complete lines, and keep the rest."""
@@ -210,18 +210,20 @@ class Follower:
             first = b"" if self._is_begun else self._prefix
             lines = first + lines.replace(b"\n", b"\n" + self._prefix)
         self._is_begun = False
-        self._put(lines + newline)
+        put(self._screen, lines + newline)
 
-    def _put(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            try:
-                view = view[os.write(self._screen, view) :]
-            except BlockingIOError:  # another process made the terminal so
-                with contextlib.suppress(OSError):
-                    select.select([], [self._screen], [])
-            except OSError:  # nobody reads it any more; the files have everything
-                return
+
+def put(screen: int, data: bytes) -> None:
+    """Write to a terminal, which may make this thread wait."""
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(screen, view) :]
+        except BlockingIOError:  # another process made the terminal so
+            with contextlib.suppress(OSError):
+                select.select([], [screen], [])
+        except OSError:  # nobody reads it any more; the files have everything
+            return
 
 
 def _overwritten(line: bytes) -> bytes:

@@ -88,7 +88,11 @@ class Workdir:
         screens = (Screen(1, wanted and os.isatty(1)), Screen(2, wanted and os.isatty(2)))
         async with opened_console(self._plan.node, self._plan.console, screens) as console:
             self._console = console
-            yield
+            try:
+                yield
+            finally:
+                self._console = None
+                await console.drain(_DRAIN_WITHIN_S)
 
     @property
     def leaves_children(self) -> bool:
@@ -213,8 +217,11 @@ class Workdir:
             self.logs.say(about)
 
     def say(self, text: str, *, is_warning: bool = False) -> None:
-        """Write a line of our own between those of the ranks."""
+        """Write a line of our own between those of the ranks, without a wait for the terminal."""
         # The reader may be gone, and the disk may be full: the ranks run on.
         with contextlib.suppress(OSError, ValueError):
             line = printable(f"everstep: {'warning: ' if is_warning else ''}{text}")
-            sys.stderr.write(f"{line}\n")
+            if self._console is None:
+                sys.stderr.write(f"{line}\n")
+            else:
+                self._console.say(line)

@@ -329,6 +329,21 @@ async def test_a_terminal_that_takes_nothing_delays_nobody_and_memory_stays_boun
     assert len(text) < 2 << 20
 
 
+async def test_our_own_lines_wait_for_no_terminal_either(terminal: Terminal) -> None:
+    """An agent that waited for its terminal would send no beat, and count as lost."""
+    screen = Screen(terminal.screen)
+    async with opened_console("n1", ConsoleChoice(), (screen, screen)) as console:
+        for number in range(3000):
+            console.say(f"{number} {'x' * 1000}")
+        assert not await console.drain(0.2), "nobody reads"
+        terminal.look()
+        console.say("in the end")
+        assert await console.drain(20)
+    lines = (await terminal.all()).splitlines()
+    assert lines[0].startswith("0 x")
+    assert len(lines) < 3000
+
+
 async def test_a_non_blocking_terminal_loses_nothing(tmp_path: Path, terminal: Terminal) -> None:
     os.set_blocking(terminal.screen, False)
     one = rank(tmp_path)
