@@ -11,6 +11,7 @@ from tests.e2e import failure_logs
 from tests.e2e.cluster import Cluster
 from tests.e2e.conftest import NewCluster
 from tests.e2e.control_planes import PATIENT, Up, running_up
+from tests.e2e.operators import ask
 from tests.waiting import until
 
 LIMIT_S = 5
@@ -102,3 +103,27 @@ def test_a_node_of_which_nothing_lives_is_lost_while_nobody_steps(impatient: Clu
     impatient.until_stepping(2)
     impatient.finish()
     impatient.until_done()
+
+
+@pytest.mark.chaos
+def test_under_the_brake_a_node_that_is_only_silent_ends_no_round(impatient: Cluster) -> None:
+    """Health may call a node lost that lives; a round in which all ranks live goes on."""
+    hold = impatient.folder / "hold"
+    hold.touch()
+    two_nodes(impatient)
+    ask(impatient, "brake", "set", "on", "--job", impatient.job, "--reason", "false alarms")
+    frozen = next(one for one in impatient.agents if one.node == impatient.members(1)[1])
+    pids = [frozen.pid, frozen.warden]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    lost = impatient.until_fact("node_lost")
+    decided = impatient.until_fact("action_decided")
+    assert (decided["mode"], decided["evidence"]) == ("observe", [lost["id"]])
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    impatient.until_fact("node_returned")
+    hold.unlink()
+    impatient.until_stepping(1)
+    impatient.finish()
+    impatient.until_done()
+    assert impatient.until_fact("job_ended")["rounds"] == 1
