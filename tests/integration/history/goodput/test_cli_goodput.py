@@ -21,7 +21,10 @@ def test_a_job_shows_every_class_that_took_time(run: Run) -> None:
     """A11.4."""
     code, out, _ = run("goodput", "j")
     assert code == 0
-    first, goodput, _, *rows = out.splitlines()
+    shown, made_again = out.split("\n\n", 2)[1:]
+    first, goodput = out.splitlines()[:2]
+    rows = shown.splitlines()
+    assert made_again.startswith("8 steps made again: ")
     assert first.startswith("job j: since 2026-11-25 08:00:00, until ")
     assert first.endswith(", 4 min 05 s allocated")
     assert goodput == f"goodput {SECONDS['productive'] / 245:.1%}"
