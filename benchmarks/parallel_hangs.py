@@ -2,6 +2,7 @@
 
     python -m benchmarks.parallel_hangs [--runs 10] [--seed S] [--fault NAME] [--results FILE]
     python -m benchmarks.parallel_hangs --report FILE
+    python -m benchmarks.parallel_hangs --simulated gloo|nccl [--runs 100] [--seed S] [--fault NAME]
 
 Each run is a training over gloo under `everstep run`, TP x PP x DP = 4 x 4 x 4 on two nodes. One
 thing fails at a rank and a step that the seed draws (`parallel_hang_runs/cases.py`). Right: the
@@ -9,6 +10,9 @@ verdict that holds 5 s after the limit of the step that did not end names exactl
 that ends is counted from its end. Printed are faults, right, silent and wrong ranks, the time from
 the limit to the first verdict, nodes that were accused although all are healthy, and the size of
 the evidence of an incident. With --results, runs are added to a file.
+
+With --simulated, the same script runs in threads of one process over a made backend, and only
+recorders and stacks are judged (`parallel_hang_runs/simulated.py`): hangs whose ranks all live.
 """
 
 import argparse
@@ -18,7 +22,8 @@ import random
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from datetime import datetime
 from pathlib import Path
@@ -27,6 +32,7 @@ from statistics import median
 import msgspec
 
 from benchmarks.parallel_hang_runs.cases import FAULTS, drawn
+from benchmarks.parallel_hang_runs.simulated import score
 from benchmarks.verdict_runs.kept import keep
 from benchmarks.verdict_runs.scores import Score
 from tests.e2e.cluster import Body, Cluster
@@ -187,6 +193,15 @@ def table(runs: Sequence[Run]) -> Iterator[str]:
             yield f"{what:20}{median(values):>10g} median, {max(values):g} most"
 
 
+def outcomes(scores: Mapping[str, Counter[str]]) -> Iterator[str]:
+    """The simulated hangs of each fault, and all of them."""
+    heads = ("right", "hedged", "silent", "wrong")
+    yield f"{'':20}{'n':>4}" + "".join(f"{head:>8}" for head in heads)
+    rows = {**dict(sorted(scores.items())), "all": sum(scores.values(), Counter())}
+    for name, of in rows.items():
+        yield f"{name:20}{of.total():4}" + "".join(f"{of[head]:>8}" for head in heads)
+
+
 def main() -> None:
     words = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -197,7 +212,13 @@ def main() -> None:
     words.add_argument("--results", type=Path)
     words.add_argument("--report", type=Path)
     words.add_argument("--keep", type=Path, help="for python -m benchmarks.verdicts --again")
+    words.add_argument("--simulated", choices=("gloo", "nccl"))
     asked = words.parse_args()
+    if asked.simulated:
+        is_gloo = asked.simulated == "gloo"
+        scores = score(asked.runs, asked.seed, (4, 4, 4), is_gloo=is_gloo, fault=asked.fault)
+        print(f"seeds from {asked.seed}", *outcomes(scores), sep="\n")
+        return
     if asked.report:
         lines = asked.report.read_bytes().splitlines()
         print(*table([msgspec.json.decode(line, type=Run) for line in lines]), sep="\n")

@@ -62,6 +62,17 @@ def test_what_a_node_did_at_other_times_is_no_reason_for_doubt() -> None:
     assert combine(case(), [suspected, offender], []).is_inconclusive
 
 
+def test_a_weak_claim_names_no_rank_where_the_strongest_leaves_it_open() -> None:
+    """A rank that is ending was only elsewhere at that moment."""
+    open_claim = claim("user_code", 0.95, kind="size_mismatch", analyzer="logs")
+    weak = claim("user_code", 0.2, kind="in_exit", ranks=(5,), analyzer="stacks")
+    place = claim("unknown", 0.3, kind="elsewhere", role="place", ranks=(5,), analyzer="stacks")
+    judged = combine(case(), [open_claim, weak, place], [])
+    assert (judged.cause, judged.ranks) == ("user_code", ())
+    strong = claim("unknown", 0.9, kind="never_joined", role="place", ranks=(3,))
+    assert combine(case(), [open_claim, strong], []).ranks == (3,)
+
+
 def test_a_rank_that_only_lost_its_peer_is_never_the_root() -> None:
     claims = [
         claim("unknown", 0.9, kind="lost_peer", role="consequence", ranks=(0, 1, 2)),

@@ -168,6 +168,25 @@ async def test_where_all_other_recorders_agree_the_rank_without_one_differs() ->
     assert not (await judged(of, {"log": REFUSED, "flight_recorder": two})).ranks
 
 
+async def test_of_two_that_gloo_refused_the_one_who_expects_what_nobody_sends_differs() -> None:
+    """all_to_all with other sizes: the rank that expects 12 bytes sends 28 to the last one."""
+    also = end(3, how="signal", exit_code=None, signal="SIGABRT")
+    of = case(ends=(ABORTED, also, *map(lost_peer, (0, 1))))
+    logs = pack(
+        [ArchiveMember(2, "txt", REFUSED.replace(b"8192 vs 8", b"16 vs 12")),
+         ArchiveMember(3, "txt", REFUSED.replace(b"8192 vs 8", b"28 vs 16"))], {},
+    )  # fmt: skip
+    found = await judged(of, {"log": logs, "flight_recorder": gathers({0: 2, 1: 2}, pending=0)})
+    assert (found.cause, found.ranks) == ("user_code", (2,))
+
+
+async def test_among_two_ranks_it_is_open_which_one_differs() -> None:
+    """gloo ends the one that is sent more than it expects; the other may have sent too much."""
+    of = case(nodes=1, ends=(end(1, how="signal", exit_code=None, signal="SIGABRT"), lost_peer(0)))
+    found = await judged(of, {"log": REFUSED, "flight_recorder": gathers({0: 2}, pending=0)})
+    assert found.ranks == ()
+
+
 async def test_a_signal_that_python_reports_too_is_one_event() -> None:
     """A7.1: the line of its fault handler is no second witness."""
     of = case(ends=(end(3, how="signal", exit_code=None, signal="SIGBUS"), lost_peer(0)))

@@ -42,9 +42,16 @@ _TRIES = 3
 """A process that runs on may be read in the middle of a change."""
 _FALLBACK_SHARE = 0.3
 """The share of the time for faulthandler, after py-spy has failed."""
+_DISTRIBUTED = "torch/distributed/distributed_c10d.py"
+_PEERS = ("src", "dst", "group_src", "group_dst")
 _FORBIDDEN = "permission denied"
 _WRITTEN_FRAME = re.compile(rb'File "(?:[^"\n]*/)?([^"\n]*)", line (\d+) in ([^\n]*)')
 """What faulthandler prints of a frame."""
+
+
+class _Local(msgspec.Struct):
+    name: str
+    repr: str | None = None
 
 
 class _Frame(msgspec.Struct, omit_defaults=True):
@@ -55,6 +62,7 @@ class _Frame(msgspec.Struct, omit_defaults=True):
     line: int = 0
     is_entry: bool = False
     is_shim_entry: bool = False
+    locals: list[_Local] | None = None
 
 
 class _Thread(msgspec.Struct):
@@ -105,10 +113,10 @@ class StacksReader:
         if not self._program:
             raise NothingFoundError("py-spy is not installed: pip install 'everstep[agent]'")
         errors = ""
-        for _ in range(_TRIES):
-            how = "--native" if is_native else "--nonblocking"
+        for attempt in range(_TRIES):
+            how = ["--native" if is_native else "--nonblocking", *["--locals"] * (not attempt)]
             code, output, errors = await _run(
-                self._program, "dump", "--pid", str(rank.pid), "--json", "--full-filenames", how
+                self._program, "dump", "--pid", str(rank.pid), "--json", "--full-filenames", *how
             )
             if code == 0:
                 return _decoded(output)
@@ -188,7 +196,15 @@ def _decoded(output: bytes) -> list[_Thread]:
             frame.name, frame.filename = frame.name[:_NAME_MOST], frame.filename[:_NAME_MOST]
             frame.module = None if frame.module is None else frame.module[:_NAME_MOST]
             frame.short_filename = None
+            frame.locals = _peers(frame) or None
     return threads
+
+
+def _peers(frame: _Frame) -> list[_Local]:
+    """The ranks that a call of torch.distributed was given; other values stay in the rank."""
+    if not frame.filename.endswith(_DISTRIBUTED):
+        return []
+    return [it for it in frame.locals or () if it.name in _PEERS and (it.repr or "").isdecimal()]
 
 
 def _piece(rank: int, threads: list[_Thread]) -> RankPiece:

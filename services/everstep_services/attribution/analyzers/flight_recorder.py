@@ -1,7 +1,9 @@
 """Claims from flight recorders: which rank never came to a collective in which others wait."""
 
 import asyncio
+import re
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +22,12 @@ from everstep_services.attribution.flight_recorder.report import (
     Kind,
     more_faults,
 )
+from everstep_services.attribution.flight_recorder.stack_calls import with_stack_call
+from everstep_services.attribution.flight_recorder.summary import RankSummary, UnreadableDump
 from everstep_services.attribution.incident import Incident
+from everstep_services.attribution.stack_analysis.files import read_content
+from everstep_services.attribution.stack_analysis.rules import shipped
+from everstep_services.attribution.stack_analysis.stacks import Unreadable
 
 _READERS = 2
 _NOTES_MOST = 6
@@ -28,8 +35,8 @@ _SUSPECTS_MOST = 8
 _MORE_SUSPECTS = 0.5
 """The factor for the strength of each suspect if a fault has several."""
 _BY_EXCLUSION = 0.8
-_REFUSED = "op.preamble."
-"""In the text of gloo about data that does not fit."""
+_REFUSED = re.compile(rb"op\.preamble\.[^\n]*?length <= op\.\w+(?:\. (\d+) vs (\d+))?")
+"""The text of gloo about data that does not fit."""
 _ALL_JOINED: frozenset[Kind] = frozenset({"not_started", "half_completed", "stuck"})
 """Faults below the ranks, if all ranks live: the end of a rank tears its collectives."""
 _OF_ALL: frozenset[Kind] = frozenset({"mismatch", "cycle"})
@@ -63,13 +70,19 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
     if not dumps:
         return ()
     world = incident.case.world_size
-    differ = await _sizes_differ(incident)
-    report = await asyncio.to_thread(_report, dumps, world or None, differ)
+    refused = await _refused(incident)
+    differ = bool(refused)
+    stacks, _ = await incident.by_rank("stacks")
+    report, smallest = await asyncio.to_thread(_report, dumps, stacks, world or None, differ)
     incident.missing += [f"flight_recorder: {note}" for note in report.notes[:_NOTES_MOST]]
     without = sorted(set(range(world)) - set(dumps))
     has_mismatch = any(fault.kind == "mismatch" for fault in report.faults)
-    if differ and not has_mismatch and len(without) == 1 and report.meetings:
+    if differ and not has_mismatch and len(without) == 1 and report.meetings and smallest > 2:
         return (_other_size(without[0], len(dumps), fact),)
+    if not has_mismatch and len(odd := _odd_size(refused)) == 1:
+        sent, expects = (size.decode() for size in refused[odd[0]])
+        says = f"rank {odd[0]} expects {expects} bytes where others send {sent} and expect {sent}"
+        return (_mismatch(odd[0], f"{says}: it calls the collective with other sizes", fact),)
     if report.verdict != "culprits":
         return ()
     late = incident.given_up.get("flight_recorder", {})
@@ -83,35 +96,70 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
     ]
 
 
-async def _sizes_differ(incident: Incident) -> bool:
-    """Whether gloo ended a rank because it was sent more than it expects."""
-    texts = (f"{end.error_text} {end.first_error}" for end in first_ends(incident.case))
-    if any(_REFUSED in text for text in texts):
-        return True
-    async for _, _, log in incident.contents("log"):
-        if _REFUSED.encode() in log:
-            return True
-    return False
+async def _refused(incident: Incident) -> Mapping[int | None, tuple[bytes, bytes]]:
+    """The ranks that gloo ended because they were sent more than they expect, with both sizes."""
+    texts: list[tuple[int | None, bytes]] = [
+        (end.rank, f"{end.error_text} {end.first_error}".encode())
+        for end in first_ends(incident.case)
+    ]
+    texts += [(rank, log) async for _, rank, log in incident.contents("log")]
+    matches = ((rank, _REFUSED.search(text)) for rank, text in texts)
+    return {rank: (match[1], match[2]) for rank, match in matches if match is not None}
+
+
+def _odd_size(refused: Mapping[int | None, tuple[bytes, bytes]]) -> list[int]:
+    """The rank that was sent as much as another one expects, and expects less."""
+    return [
+        rank
+        for rank, (sent, _) in refused.items()
+        if rank is not None
+        and any(sent == expected for other, (_, expected) in refused.items() if other != rank)
+    ]
 
 
 def _other_size(rank: int, others: int, fact: str | None) -> Claim:
-    """The rank without a dump is the one that differs, for all others agree."""
+    """The rank without a dump is the one that differs, for all others agree; not among two."""
+    says = f"rank {rank} has tensors of another size: gloo refused its data, and the recorders of "
+    return _mismatch(rank, f"{says}the other {others} ranks agree", fact)
+
+
+def _mismatch(rank: int, says: str, fact: str | None) -> Claim:
     return Claim(
         cause="user_code", kind="mismatch", role="root", strength=_BY_EXCLUSION, ranks=(rank,),
-        says=f"rank {rank} has tensors of another size: gloo refused its data, and the recorders "
-        f"of the other {others} ranks agree", fact=fact, fingerprint="mismatch",
+        says=says, fact=fact, fingerprint="mismatch",
     )  # fmt: skip
 
 
-def _report(dumps: Mapping[int, bytes], world: int | None, differ: bool) -> FlightReport:
+def _report(
+    dumps: Mapping[int, bytes], stacks: Mapping[int, bytes], world: int | None, differ: bool
+) -> tuple[FlightReport, int]:
+    """The report, and the size of the smallest group in which ranks meet."""
     analysis = FlightAnalysis(world=world)
+    sizes: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="everstep-dumps-") as name:
         files = [DumpFile(Path(name, f"dump_{rank}"), rank) for rank in dumps]
         for file in files:
             file.path.write_bytes(dumps[file.rank])
         for dump in read_dumps(files, readers=min(_READERS, len(files))):
-            analysis.add(dump)
-    return analysis.report(sizes_differ=differ)
+            analysis.add(_with_stack(dump, stacks))
+            if isinstance(dump, RankSummary):
+                sizes.update(group.name for group in dump.groups)
+    smallest = min((size for size in sizes.values() if size > 1), default=0)
+    return analysis.report(sizes_differ=differ), smallest
+
+
+def _with_stack(
+    dump: RankSummary | UnreadableDump, stacks: Mapping[int, bytes]
+) -> RankSummary | UnreadableDump:
+    if isinstance(dump, UnreadableDump) or dump.rank not in stacks:
+        return dump
+    read = read_content(stacks[dump.rank], dump.rank, "")
+    main = None if isinstance(read, Unreadable) else read.main
+    if main is None:
+        return dump
+    state = shipped().state(main)
+    where = f"{state.call} at {state.place}"
+    return with_stack_call(replace(dump, where=where), main.call, main.arguments)
 
 
 def shown_faults(faults: Sequence[Fault]) -> Iterator[Fault]:

@@ -19,8 +19,8 @@ from everstep_services.attribution.domain.weights import Weights, shipped
 
 _STRONG = 0.75
 """A rank that lost its peer may still be a root if a claim about it is at least this strong."""
-_SAYS_NODES = 0.5
-"""A node is named only by claims that are at least this strong."""
+_NEAR = 0.4  # of the strength of the lead: weaker claims name no ranks
+_SAYS_NODES = 0.5  # the least strength of claims that name a node
 NOT_OF_NODES = frozenset({"history", "stragglers"})
 """Analyzers whose knowledge of a node is of other times: it does not suffice to name the node."""
 
@@ -40,15 +40,16 @@ class Explanation:
     def ranks(self) -> tuple[int, ...]:
         """The culprits: the ranks that its strong claims name, else those of its places.
 
-        A weak claim may list ranks that were only elsewhere at that moment. Ranks that obeyed who
-        ended the job on purpose are not culprits.
+        A claim that is weak, or much weaker than the lead, may list ranks that were only elsewhere
+        at that moment. Ranks that obeyed who ended the job on purpose are not culprits.
         """
         is_on_purpose = self.cause == "scheduler" and bool(self.claims) and not self.lead.ranks
+        near = _NEAR * self.lead.strength
         named = [claim for claim in self.claims if claim.ranks and not is_on_purpose]
-        least = min(max((claim.strength for claim in named), default=0.0), _STRONG)
+        least = max(near, min(max((claim.strength for claim in named), default=0.0), _STRONG))
         own = {rank for claim in named if claim.strength >= least for rank in claim.ranks}
-        ranks = own or {rank for claim in self.places for rank in claim.ranks}
-        return tuple(sorted(ranks))
+        there = {rank for it in self.places if it.strength >= near for rank in it.ranks}
+        return tuple(sorted(own or there))
 
     @property
     def nodes(self) -> tuple[str, ...]:

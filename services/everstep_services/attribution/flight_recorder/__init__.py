@@ -6,6 +6,7 @@ fields.py        reads the fields of entries, which may hold anything
 calls.py         the calls and groups of a dump while it is read
 dump.py          one dump into a `RankSummary`
 summary.py       what is kept of a rank: the same few kilobytes, however large its dump was
+stack_calls.py   what only the stack tells: the peer of gloo's transfers, the root of a collective
 mismatches.py    do the ranks of a group call the same collectives?
 waits.py         who waits for whom, as a graph
 graph.py         the components of a graph

@@ -1,10 +1,12 @@
 """Which ranks of a circle of waits are to blame. Pure.
 
 In a circle, ranks wait for each other in several meetings. A rank's calls differ from the others'
-if no circle is left without that rank alone; else if it is in a call that all others made after one
-that it left out; else if it is on the smallest side.
+if its peer in a transfer is as far from it as no other rank's; else if no circle is left without
+that rank alone; else if it is in a call that all others made after one that it left out; else if it
+is at a place of the script where no other of its groups is; else if it is on the smallest side.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import permutations
 
@@ -16,8 +18,11 @@ _MOST_ORDERED = 8
 
 
 _NEEDED = 0.95
-_ODD = 0.85
+ODD = 0.85
+_APART = 0.75
 _ALIKE = 0.6
+_HIDDEN = 0.4
+"""How certain a circle is that has one rank: the order of others' work closes it."""
 
 
 def odd_ranks(
@@ -27,11 +32,45 @@ def odd_ranks(
 
     All ranks of the circle if none do.
     """
+    strange = _with_strange_peer(graph, ranks)
+    if len(strange) == 1:
+        return strange, ODD
+    if len(ranks) < 2:
+        hidden = _ahead_of(graph, ranks, meetings)
+        return [*ranks, *hidden], _ALIKE if hidden else _HIDDEN
     needed = _without_whom(graph, ranks, meetings)
     if needed:
         return needed, _NEEDED
-    few = _out_of_order(graph, ranks, meetings) or _fewest(graph, ranks, meetings)
-    return few, _ODD if len(few) < len(ranks) else _ALIKE
+    few = _out_of_order(graph, ranks, meetings)
+    if not few and (apart := _at_own_place(graph, ranks)):
+        return apart, _APART
+    few = few or _fewest(graph, ranks, meetings)
+    return few, ODD if len(few) < len(ranks) else _ALIKE
+
+
+def _with_strange_peer(graph: WaitGraph, ranks: Sequence[int]) -> Sequence[int]:
+    """The ranks whose peer is as far from them as that of no other transfer."""
+    far = Counter(
+        abs(group.place(peer) - rank)
+        for group in graph.groups.values()
+        for rank, record in group.records.items()
+        for peer, count in (*record.sends, *record.receives)
+        for _ in range(min(count, 2))
+    )
+    pairs = ((waiter, peer) for peer in ranks for waiter in graph.waiters.get(peer, ()))
+    return sorted(
+        {rank for rank, peer in pairs if isinstance(rank, int) and far[abs(peer - rank)] == 1}
+    )
+
+
+def _ahead_of(graph: WaitGraph, ranks: Sequence[int], meetings: Sequence[Meeting]) -> list[int]:
+    """The ranks that are in the meetings of a circle behind a transfer with one of its ranks."""
+    waiters = {waiter for rank in ranks for waiter in graph.waiters.get(rank, ())}
+    return sorted(
+        waiter
+        for waiter in waiters.difference(ranks)
+        if isinstance(waiter, int) and not graph.edges[waiter].isdisjoint(meetings)
+    )
 
 
 def _without_whom(
@@ -40,6 +79,7 @@ def _without_whom(
     """The only rank without which no circle would be left; none if there are several."""
     inside: set[Node] = {*ranks, *meetings}
     awaited = [graph.edges[meeting] & inside for meeting in meetings]
+    awaited += [{peer} for rank in ranks for peer in graph.edges[rank] if peer in {*ranks}]
     single = sorted({rank for few in awaited if len(few) == 1 for rank in few}, key=str)
     if len(single) > _MOST_TRIED:
         return ()
@@ -94,6 +134,26 @@ def _came_first(graph: WaitGraph, rank: int, first: Meeting, second: Meeting) ->
 def _has_joined(graph: WaitGraph, rank: int, meeting: Meeting) -> bool:
     group = graph.groups.get(meeting[0])
     return group is not None and group.has_joined(rank, meeting[1])
+
+
+def _at_own_place(graph: WaitGraph, ranks: Sequence[int]) -> Sequence[int]:
+    """The ranks of a circle whose stacks are at a place where no other's of their groups is."""
+    where = {rank: summary.where for rank, summary in graph.ranks.items()}
+    if not all(where[rank] for rank in ranks):
+        return ()
+    own = [
+        rank
+        for rank in ranks
+        if not any(where[rank] == where[peer] for peer in _groups_of(graph, rank) - {rank})
+    ]
+    return own if len(own) < len(ranks) else ()
+
+
+def _groups_of(graph: WaitGraph, rank: int) -> set[int]:
+    """The ranks of its groups, but for those of all ranks."""
+    groups = [group.records for group in graph.groups.values() if rank in group.records]
+    few = [set(records) for records in groups if len(records) < len(graph.ranks)]
+    return set().union(*few) if few else set(graph.ranks)
 
 
 def _fewest(graph: WaitGraph, ranks: Sequence[int], meetings: Sequence[Meeting]) -> Sequence[int]:

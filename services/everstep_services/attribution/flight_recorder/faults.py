@@ -7,11 +7,12 @@ ranks are victims.
 A wait that is no longer than others in the same ring accuses nobody.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from everstep_services.attribution.flight_recorder.circles import odd_ranks
+from everstep_services.attribution.flight_recorder.circles import ODD, odd_ranks
 from everstep_services.attribution.flight_recorder.merged_faults import merged
 from everstep_services.attribution.flight_recorder.mismatches import Mismatch
 from everstep_services.attribution.flight_recorder.ranges import named
@@ -25,7 +26,7 @@ from everstep_services.attribution.flight_recorder.report import (
     Verdict,
 )
 from everstep_services.attribution.flight_recorder.summary import Pending, UnreadableDump
-from everstep_services.attribution.flight_recorder.waits import Meeting, Node, WaitGraph
+from everstep_services.attribution.flight_recorder.waits import Group, Meeting, Node, WaitGraph
 
 _PATIENCE_NS = 5_000_000_000
 """How long a wait must last to count, where the rings do not show how long waits usually are."""
@@ -86,7 +87,7 @@ class FaultFinder:
         for circle in self._graph.open_circles():
             ranks = [node for node in circle if isinstance(node, int)]
             fault = self._cycle(ranks, [node for node in circle if not isinstance(node, int)])
-            if len(fault.suspects) < len(ranks) and not self._is_moving(circle):
+            if fault.confidence >= ODD and not self._is_moving(circle):
                 yield fault
 
     def _verdict(self, faults: Sequence[Fault]) -> Verdict:
@@ -233,12 +234,13 @@ class FaultFinder:
 
     def _cycle(self, ranks: Sequence[int], meetings: Sequence[Meeting]) -> Fault:
         keys = sorted({meeting[0] for meeting in meetings}) or ["transfers"]
+        for group in (self._graph.groups[key] for key in keys if key in self._graph.groups):
+            if group.mismatch is not None and group.mismatch.is_clear:
+                return self._mismatch(group.key, group.mismatch)
         few, certainty = odd_ranks(self._graph, ranks, meetings)
-        odd = (
-            ""
-            if len(few) == len(ranks)
-            else f"; {named(few)} differ{'s' * (len(few) == 1)} from the others"
-        )
+        ranks = sorted({*ranks, *few})
+        differ = f"; {named(few)} differ{'s' * (len(few) == 1)} from the others"
+        odd = "" if len(few) == len(ranks) else differ
         return self._fault(
             "cycle",
             f"{named(ranks)} wait for each other in {' and '.join(keys[:4])}: they do not make the "
@@ -259,6 +261,9 @@ class FaultFinder:
             return self._transfer(meeting)
         if group.mismatch is not None and group.mismatch.sequence <= meeting[1]:
             return self._mismatch(group.key, group.mismatch)
+        roots = self._roots(group, meeting[1])
+        if len(set(roots.values())) > 1:
+            return self._other_roots(meeting, roots)
         states = self._states(meeting)
         here = (
             f"{self._graph.last_to_come[meeting][1].operation}, number {meeting[1]} of {group.key}"
@@ -291,6 +296,30 @@ class FaultFinder:
             else f"{named(unfinished)} is alone in {here}, and it does not end: its device",
             0.3 if len(unfinished) > 1 else _ALONE,
             [(rank, "joined") for rank in unfinished],
+        )
+
+    def _roots(self, group: Group, sequence: int) -> dict[int, int]:
+        return {
+            rank: call.root
+            for rank, record in group.records.items()
+            for call in record.pending
+            if call.sequence == sequence and call.root is not None
+        }
+
+    def _other_roots(self, meeting: Meeting, roots: Mapping[int, int]) -> Fault:
+        (usual, most), (_, next_most), *_ = Counter(roots.values()).most_common()
+        is_clear = most > next_most
+        odd = sorted(rank for rank, root in roots.items() if not is_clear or root != usual)
+        group = self._graph.groups[meeting[0]]
+        sides = {root: [rank for rank in roots if roots[rank] == root] for root in roots.values()}
+        told = "; ".join(f"{named(sides[at])}: rank {group.place(at)}" for at in sorted(sides))
+        return self._fault(
+            "mismatch",
+            f"the ranks disagree about the root of "
+            f"{self._graph.last_to_come[meeting][1].operation}, number {meeting[1]} of "
+            f"{group.key}: {told}",
+            0.9 if is_clear else 0.6,
+            [(rank, f"its root is rank {group.place(roots[rank])}") for rank in odd],
         )
 
     def _transfer(self, meeting: Meeting) -> Fault:

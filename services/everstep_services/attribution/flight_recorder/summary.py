@@ -19,6 +19,8 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
     peer: int | None = None
     """The other rank of a transfer, by its place in the group; None for a collective."""
     is_send: bool = False
+    root: int | None = None
+    """The root of a collective, by its place in the group, where the rank's stack tells it."""
     where: str = ""
     """The line of the script, where the dump has stacks."""
 
@@ -75,6 +77,8 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The texts of the digests."""
     problems: tuple[str, ...] = ()
     """The parts that could not be read."""
+    where: str = ""
+    """The call and the line in which its stack is, where there is one."""
     is_partial: bool = False
     """Whether entries are missing that could not be read: the rank may wait in one of them."""
 

@@ -204,11 +204,20 @@ class _Judgement:
     def answer(self) -> _Answer:
         if not self._states:
             return _Answer("scattered", "inconclusive: there is no stack")
+        self._count_devices()
         if self._waiting and self._busy:
             return self._of_busy()
         if self._waiting:
             return self._of_missing() if self._missing else self._of_waiting()
         return self._without_wait()
+
+    def _count_devices(self) -> None:
+        """Where most wait for their devices, these wait for the few ranks that stand elsewhere."""
+        devices = [rank for rank in self._busy if self._states[rank].activity == "device"]
+        rest = [rank for rank in self._busy if rank not in devices]
+        is_still = not {self._states[rank].activity for rank in rest} & _MOVING
+        if not self._waiting and is_still and len(devices) >= 2 * len(rest) > 0:
+            self._waiting, self._busy = devices, rest
 
     def _of_busy(self) -> _Answer:
         """Answer if some ranks wait: the ranks that do anything else are awaited."""

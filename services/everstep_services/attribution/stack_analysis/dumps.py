@@ -30,6 +30,10 @@ _SPY_HEAD = re.compile(
 )
 _SPY_FRAME = re.compile(r"^\s{4,}(?P<name>.{1,4000}?) \((?P<file>.{1,4096}?)(?::(?P<line>\d+))?\)$")
 _SPY_PROCESS = re.compile(r"^Process (?P<pid>\d{1,10}):")
+DISTRIBUTED = "torch/distributed/distributed_c10d.py"
+_RANK = re.compile(r"[0-9]{1,9}")
+PEERS = ("src", "dst", "group_src", "group_dst")
+"""Arguments of its calls that are ranks."""
 _NATIVE_FILE = re.compile(r"\.so(\.|$)|^lib[\w+-]+\.so")
 
 
@@ -37,11 +41,17 @@ class BadStacksError(Exception):
     """Bytes that hold no stacks."""
 
 
+class _SpyLocal(msgspec.Struct):
+    name: str
+    repr: str | None = None
+
+
 class _SpyFrame(msgspec.Struct):
     name: str
     filename: str = ""
     line: int | None = 0
     module: str | None = None
+    locals: list[_SpyLocal] | None = None
 
 
 class _SpyThread(msgspec.Struct):
@@ -119,7 +129,10 @@ def _of_spy(thread: _SpyThread, own: int) -> Thread:
         if thread.os_thread_id
         else thread.thread_name == "MainThread"
     )
+    call, arguments = _call_of(thread.frames)
     return Thread(
+        call=call,
+        arguments=arguments,
         name=_short(thread.thread_name or ("MainThread" if is_first else "")),
         frames=tuple(_of_spy_frame(frame) for frame in thread.frames[:_MOST_FRAMES]),
         is_main=is_own and is_first,
@@ -127,6 +140,15 @@ def _of_spy(thread: _SpyThread, own: int) -> Thread:
         has_interpreter=thread.owns_gil,
         child=0 if is_own else thread.pid,
     )
+
+
+def _call_of(frames: list[_SpyFrame]) -> tuple[str, dict[str, int]]:
+    for frame in frames[:_MOST_FRAMES]:
+        told = {it.name: it.repr or "" for it in frame.locals or () if it.name in PEERS}
+        peers = {name: int(text) for name, text in told.items() if _RANK.fullmatch(text)}
+        if peers and frame.filename.endswith(DISTRIBUTED):
+            return _short(frame.name), peers
+    return "", {}
 
 
 def _of_spy_frame(frame: _SpyFrame) -> Frame:

@@ -1,5 +1,7 @@
 """Frames, threads, and the stacks of a rank, with only the reported fields."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 
@@ -37,6 +39,10 @@ class Thread(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it held the interpreter's lock."""
     child: int = 0
     """The process, where it is not the rank's own but one that the rank has started."""
+    call: str = ""
+    """The innermost call of torch.distributed whose arguments the dump has."""
+    arguments: Mapping[str, int] = {}
+    """The ranks among its arguments: `dst`, `src`, and their places in the group."""
 
 
 class RankStacks(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,6 +27,7 @@ from everstep_services.agent.collectors.collection import (
 from everstep_services.agent.collectors.flight_recorder import MOST_BYTES, flight_recorders
 from everstep_services.agent.collectors.stacks import StacksReader, written_stacks
 from everstep_services.agent.ranks.protocol import RankSeen
+from everstep_services.attribution.stack_analysis.dumps import read_stacks
 from tests.unit.worker_server import Answers, worker_server
 from tests.waiting import until
 from trainer_sdk import layout
@@ -230,6 +231,37 @@ def test_stacks_are_read_from_outside(tmp_path: Path, source: str, name: str) ->
     assert [frame["name"] for frame in main["frames"]] == [name, "<module>"]
     assert main["owns_gil"] == (source == HOLDS)
     assert ("holds the interpreter's lock" in found.summary) == (source == HOLDS)
+
+
+SENDS = """
+import time
+source = '''
+def send(tensor, dst, group_dst, secret):
+    time.sleep(1000)
+'''
+exec(compile(source, "/v/torch/distributed/distributed_c10d.py", "exec"))
+def train(password):
+    send([1.0], 5, None, "s3cret")
+train("pa55word")
+"""
+
+
+def test_the_peer_of_a_transfer_is_read_and_no_other_value(tmp_path: Path) -> None:
+    with python(SENDS) as pid:
+        seen = [rank(tmp_path, 0, pid)]
+        found = until(
+            lambda: stacks(seen), "it sends", holds=lambda it: it.summary.startswith("rank 0: send")
+        )
+    (main,) = threads(found)
+    (own,) = (frame for frame in main["frames"] if frame["name"] == "send")
+    assert own["locals"] == [{"name": "dst", "repr": "5"}]
+    assert sum("locals" in frame for frame in main["frames"]) == 1
+    text = found.members[0].content
+    assert b"s3cret" not in text
+    assert b"pa55word" not in text
+    read = read_stacks(text, 0).main
+    assert read is not None
+    assert (read.call, read.arguments) == ("send", {"dst": 5})
 
 
 @pytest.mark.parametrize("native", [False, True])
