@@ -98,13 +98,14 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
 
 async def _refused(incident: Incident) -> Mapping[int | None, tuple[bytes, bytes]]:
     """The ranks that gloo ended because they were sent more than they expect, with both sizes."""
-    texts: list[tuple[int | None, bytes]] = [
-        (end.rank, f"{end.error_text} {end.first_error}".encode())
-        for end in first_ends(incident.case)
-    ]
-    texts += [(rank, log) async for _, rank, log in incident.contents("log")]
-    matches = ((rank, _REFUSED.search(text)) for rank, text in texts)
-    return {rank: (match[1], match[2]) for rank, match in matches if match is not None}
+    refused: dict[int | None, tuple[bytes, bytes]] = {}
+    for end in first_ends(incident.case):
+        if match := _REFUSED.search(f"{end.error_text} {end.first_error}".encode()):
+            refused[end.rank] = (match[1], match[2])
+    async for _, rank, log in incident.contents("log"):
+        if match := _REFUSED.search(log):
+            refused[rank] = (match[1], match[2])
+    return refused
 
 
 def _odd_size(refused: Mapping[int | None, tuple[bytes, bytes]]) -> list[int]:
