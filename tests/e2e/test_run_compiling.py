@@ -26,7 +26,9 @@ def test_a_rank_that_compiles_has_not_stalled_nor_have_those_that_wait(cluster: 
     ranks = until(
         cluster.ranks,
         "both ranks have stood for longer than their limit",
-        holds=lambda found: min(one["progress_age_s"] for one in found.values()) > 1.5 * WAITS_S,
+        holds=lambda found: (
+            min(one["progress_age_s"] or 0.0 for one in found.values()) > 1.5 * WAITS_S
+        ),
         within_s=START_WITHIN_S,
     )
     assert [ranks[rank]["section"] for rank in (0, 1)] == ["forward", "exchange"]
