@@ -4,7 +4,7 @@ A rank writes its `RankPart` next to its shard; a `Manifest` of all parts makes 
 visible. An image, which is a rank's state in the memory of a node, has its `ImageIndex` next to it.
 """
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -119,6 +119,10 @@ class ImageIndex(msgspec.Struct, frozen=True, kw_only=True):
 _DIGITS_MOST = 16
 _CHECK, _END = b',"check":"', b'"}'
 Document = TypeVar("Document", RankPart, Manifest, ImageIndex)
+# Made at import: two threads that have msgspec look at a class for the first time at once crash.
+_DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
+    of: msgspec.json.Decoder(of) for of in (RankPart, Manifest, ImageIndex)
+}
 
 
 def encode(document: RankPart | Manifest | ImageIndex) -> bytes:
@@ -133,7 +137,7 @@ def decode(octets: bytes, of: type[Document], place: str) -> Document:
     if check != hash_of(body).encode() + _END:
         raise BadManifestError(f"{place} is not what was written: it is cut short, or has changed")
     try:
-        document = msgspec.json.decode(octets, type=of)
+        document: Document = _DECODERS[of].decode(octets)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadManifestError(f"{place} is not what was written: {error}") from error
     if document.version > VERSION:

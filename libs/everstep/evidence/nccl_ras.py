@@ -61,11 +61,14 @@ class RasFinding(msgspec.Struct, frozen=True):
     """What about these ranks, without their numbers."""
 
 
+_REPORT = msgspec.json.Decoder(RasReport)
+
+
 def parse(answer: bytes) -> RasReport:
     """Read an answer in either form; `ValueError` if it is neither."""
     if answer.lstrip().startswith(b"{"):
         try:
-            report = msgspec.json.decode(answer, type=RasReport)
+            report = _REPORT.decode(answer)
         except (msgspec.MsgspecError, RecursionError) as error:
             raise ValueError(f"its JSON cannot be read: {error}") from error
         ranks = (rank for group in report.communicators for rank in group.ranks)

@@ -6,7 +6,7 @@ It needs neither a service nor torch: the files have all information.
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -351,6 +351,9 @@ def _verify_file(storage: Storage, step: int, file: ShardFile, pace: Pace) -> tu
 
 
 _Read = TypeVar("_Read")
+_DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
+    of: msgspec.json.Decoder(of) for of in (RootOwner, CheckpointMark)
+}
 
 
 def _read(storage: Storage, name: str, of: type[_Read]) -> _Read | None:
@@ -360,7 +363,7 @@ def _read(storage: Storage, name: str, of: type[_Read]) -> _Read | None:
     except MissingError:
         return None
     try:
-        return msgspec.json.decode(octets, type=of)
+        return _DECODERS[of].decode(octets)  # type: ignore[no-any-return]
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if of is CheckpointMark:
             return msgspec.convert({"reason": f"{name} cannot be read: {error}"}, type=of)

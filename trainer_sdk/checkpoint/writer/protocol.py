@@ -142,3 +142,5 @@ class SaveFailed(WireLine, frozen=True, kw_only=True, tag="failed"):
 
 
 FromWriter = SaveProgress | NextWindow | ImageKept | PartWritten | SaveDone | SaveFailed
+msgspec.json.Decoder(FromWriter)  # at import: see manifest.py
+msgspec.json.Decoder(ToWriter)

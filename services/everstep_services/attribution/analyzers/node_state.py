@@ -74,6 +74,10 @@ class _Processes(msgspec.Struct):
     ranks: dict[int, dict[str, str]] = {}
 
 
+for _kind in (_Gpus, _Groups, _Pages, _Processes):
+    msgspec.json.Decoder(_kind)  # at import: in two threads at once, the first use crashes
+
+
 async def analyze(incident: Incident) -> list[Claim]:
     """Return claims from the state of the nodes."""
     claims: list[Claim] = []

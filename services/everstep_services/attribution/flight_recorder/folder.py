@@ -21,6 +21,8 @@ from everstep_services.attribution.flight_recorder.summary import RankSummary, U
 
 _MEMORY_BYTES = 4 << 30
 _CPU_S = 30
+_SUMMARY = msgspec.msgpack.Decoder(SummaryAnswer)
+_ENTRIES = msgspec.msgpack.Decoder(EntriesAnswer)
 _RANK = re.compile(r"(?P<prefix>.*?)(?P<rank>\d{1,7})(?P<suffix>(\.(json|pickle|pkl|pt|bin))?)")
 
 
@@ -134,7 +136,7 @@ def read_dumps(
     limits = ReaderLimits(memory_bytes, cpu_s)
     wanted = (ReadRequest(bytes(file.path), file.rank) for file in files)
     for file, octets in zip(files, answers(wanted, readers, limits), strict=True):
-        answer = msgspec.msgpack.decode(octets, type=SummaryAnswer)
+        answer = _SUMMARY.decode(octets)
         yield answer.summary or _unreadable(file, answer.reason)
 
 
@@ -147,7 +149,7 @@ def read_all_entries(
         ReadRequest(bytes(file.path), file.rank, "entries", verbose, group_world) for file in files
     )
     for file, octets in zip(files, answers(wanted, 1, limits), strict=True):
-        answer = msgspec.msgpack.decode(octets, type=EntriesAnswer)
+        answer = _ENTRIES.decode(octets)
         yield answer.entries or _unreadable(file, answer.reason)
 
 

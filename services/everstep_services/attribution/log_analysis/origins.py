@@ -47,6 +47,9 @@ class _DockerLine(msgspec.Struct):
     log: str
 
 
+_DOCKER_LINE = msgspec.json.Decoder(_DockerLine)
+
+
 class Origin(msgspec.Struct, frozen=True):
     """Where a line comes from, as far as it tells."""
 
@@ -127,7 +130,7 @@ def _by_prefix(whose: _Whose, match: re.Match[str]) -> _Whose:
 def _of_docker(line: str) -> str:
     """What docker's log of a container holds as JSON."""
     try:
-        text = msgspec.json.decode(line, type=_DockerLine).log
+        text = _DOCKER_LINE.decode(line).log
     except (msgspec.DecodeError, msgspec.ValidationError):
         return line
     return _ESCAPES.sub("", text).rstrip("\r\n")

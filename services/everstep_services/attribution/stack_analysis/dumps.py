@@ -87,11 +87,15 @@ def _cut(threads: int) -> tuple[str, ...]:
 
 # --- py-spy's JSON ---
 
+_SPIED = msgspec.json.Decoder(list[_SpyThread])
+"""Made at import: two threads that have msgspec look at a class for the first time at once crash.
+"""
+
 
 def _of_json(content: bytes, rank: int) -> RankStacks:
     problems: list[str] = []
     try:
-        spied = msgspec.json.decode(content, type=list[_SpyThread])
+        spied = _SPIED.decode(content)
     except (ValueError, RecursionError) as error:
         spied = list(_whole_threads(content))
         if not spied:
