@@ -154,10 +154,18 @@ class Beats:
         )
 
     def step(self, job: str, round: int | None) -> int | None:
-        """The last step that a rank has made in this round, if the round is the newest."""
-        view = self.view(job)
-        steps = [rank.step for rank, _ in view.ranks.values() if rank.step is not None]
-        return max(steps, default=None) if view.round == round else None
+        """The last step that a rank has made in this round, by beats that are not forgotten."""
+        now = self._clock.now()
+        return max(
+            (
+                rank.step
+                for beat, at in self._jobs.get(job, {}).values()
+                if beat.round == round and now - at <= _FORGET_S
+                for rank in beat.ranks
+                if rank.step is not None
+            ),
+            default=None,
+        )
 
     def limits(self, job: str) -> tuple[SectionLimit, ...]:
         """The limits that can act on its ranks now, as an agent says; none while no ranks run."""

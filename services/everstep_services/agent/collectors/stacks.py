@@ -114,7 +114,9 @@ class StacksReader:
             raise NothingFoundError("py-spy is not installed: pip install 'everstep[agent]'")
         errors = ""
         for attempt in range(_TRIES):
-            how = ["--native" if is_native else "--nonblocking", *["--locals"] * (not attempt)]
+            how = ["--native" if is_native else "--nonblocking"]
+            if not attempt:  # a process that runs on may change them meanwhile
+                how.append("--locals")
             code, output, errors = await _run(
                 self._program, "dump", "--pid", str(rank.pid), "--json", "--full-filenames", *how
             )

@@ -266,7 +266,7 @@ class RoundPart:
         left = [str(it.number) for it in ranks if it.is_done or it.returned_at is not None]
         if ending.is_secondary and left:
             noun = "rank" if len(left) == 1 else "ranks"
-            reason += f"; {noun} {', '.join(left[:_NAMED_MOST])} had ended with code 0"
+            reason += f"; {noun} {', '.join(left[:_NAMED_MOST])} had left before"
         return [SendReport(self.round, "rank_exited", reason, rank, ending)]
 
     # -- they stop after a step ------------------------------------------------------------------
