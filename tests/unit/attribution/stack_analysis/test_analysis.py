@@ -69,6 +69,17 @@ def test_a_collective_within_a_save_is_a_wait() -> None:
     assert report.groups[0].state.within == "checkpoint_save"
 
 
+def test_ranks_that_wait_for_their_devices_wait_for_the_few_that_stand_elsewhere() -> None:
+    """On NCCL the processor of a rank that waits for a collective only waits for its device."""
+    device = ("cuStreamSynchronize libcuda.so.1", *fake.FORWARD)
+    locked = (*fake.QUEUE, *fake.FORWARD)
+    report = _report(device, device, locked, device)
+    assert (_named(report), report.waiting) == ([(2, "lock", "user_code")], (0, 1, 3))
+    computes = fake.dump(fake.thread(fake.FORWARD, active=True))
+    for others in ((locked, locked, device), (computes,), ()):  # too many, or it may only be slow
+        assert _report(device, device, *others).waiting == ()
+
+
 def test_all_in_one_collective_accuse_nobody() -> None:
     report = _report(*[fake.REDUCE] * 4)
     assert (report.verdict, report.pattern, report.suspects) == ("inconclusive", "together", ())
