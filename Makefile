@@ -9,6 +9,8 @@ VENV ?= .venv
 PYTHON ?=
 # More than cores: most tests wait more than they work.
 JOBS ?= 3
+# A process whose test also ignores its own time limit says where it hangs, and is replaced.
+ENDS_HUNG := -o faulthandler_timeout=1000 -o faulthandler_exit_on_timeout=true
 # Of `make test-all`: a marker, or several, as pytest's -m takes them; empty for all tests.
 MARK ?=
 COMPOSE ?= docker compose
@@ -35,7 +37,7 @@ demo: $(VENV)/.has-demo  ## See it work on this machine: no container, no root, 
 	@$(IN_VENV)everstep demo
 
 test: $(VENV)/.has-test  ## All tests but the minutes-long ones; real NATS, real PostgreSQL
-	@$(IN_VENV)pytest -n $(JOBS) --dist worksteal -m "not chaos and not compose and not gpu and not matrix and not variant"
+	@$(IN_VENV)pytest -n $(JOBS) --dist worksteal $(ENDS_HUNG) -m "not chaos and not compose and not gpu and not matrix and not variant"
 
 test-all: $(VENV)/.has-test $(VENV)/.has-kubernetes $(VENV)/azurite/.has-$(AZURITE)  ## All tests that need no GPU, hours; MARK=matrix for one marker
 	@$(IN_VENV)pytest -n $(JOBS) -m "not gpu$(if $(MARK), and ($(MARK)))" --hypothesis-profile=chaos --durations=20
