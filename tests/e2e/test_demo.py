@@ -41,7 +41,7 @@ def test_it_recovers_twice_and_what_it_says_at_the_end_is_so(tmp_path: Path, job
     """The README's first command: two faults, two restarts, and REST has both (A1.3)."""
     environ = environment(tmp_path, job, TMPDIR=str(tmp_path), **IN_ORDER)
     log = tmp_path / "demo.log"
-    demo = Process(python("-m", "everstep_services.cli", "demo", "--steps", "300"), environ, log)
+    demo = Process(python("-m", "everstep_services.cli", "demo"), environ, log)
     try:
         code = demo.wait(ENDS_WITHIN_S)
         said = demo.said

@@ -23,7 +23,7 @@ def play(seed: int, *, forgets: bool = False) -> Fleet:
     return fleet
 
 
-@pytest.mark.parametrize("chunk", [0, 1, variant(2), variant(3)])
+@pytest.mark.parametrize("chunk", [0, variant(1), variant(2), variant(3)])
 def test_a_thousand_schedules(chunk: int) -> None:
     fleets = [play(seed) for seed in range(chunk * 275, chunk * 275 + 275)]
     # The schedules are worth something: rounds were lost, and replicas raced.

@@ -24,7 +24,13 @@ def _starts(source: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def test_no_interpreter_that_we_start_imports_from_the_present_folder() -> None:
-    starts = [(path, *start) for path in SOURCES for start in _starts(path.read_text())]
+    texts = [(path, path.read_text()) for path in SOURCES]
+    starts = [
+        (path, *start)
+        for path, text in texts
+        if "sys.executable" in text or "python" in text
+        for start in _starts(text)
+    ]
     assert len([words for *_, words in starts if "-P" in words]) >= 10
     open_ones = [
         f"{path.relative_to(ROOT)}:{line}: {words}"

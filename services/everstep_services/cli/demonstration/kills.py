@@ -24,6 +24,7 @@ from everstep_services.cli.output import print_table, wants_color
 from everstep_services.cli.pages.incidents.verdict import verdict_lines
 
 _SCRIPT = Path(__file__).with_name("train.py")
+_STEPS_MOST = 1_000_000
 _PHASES = {
     "unfinished": "cut",
     "detect": "detect",
@@ -39,14 +40,18 @@ _VERDICT_LINES = 2
 """What it is and why: `everstep why` has the rest."""
 
 
-def demonstrate(invocation: Invocation, steps: int, port: int) -> int:
-    """0 when the training recovered twice and finished."""
+def demonstrate(invocation: Invocation, steps: int | None, port: int) -> int:
+    """0 when the training recovered twice and finished: after these steps, or soon after that."""
     with stage(port=port) as story:
         click.echo("everstep run: three agents: two train with two ranks each, one stands by")
         options = ["--nnodes", "2", "--nproc-per-node", "2", "--spares", "1"]
-        script = [str(_SCRIPT), str(story.cluster.folder), str(steps)]
+        script = [str(_SCRIPT), str(story.cluster.folder), str(steps or _STEPS_MOST)]
         story.start(("node-1", "node-2", "node-3"), [*options, *script])
         _act(story)
+        if steps is None:
+            (story.cluster.folder / "enough").touch()
+        story.wait_until(lambda: _job(story)["state"] == "done", "the end of the training")
+        story.say("the training is done")
         return _conclude(invocation, story)
 
 
@@ -66,8 +71,6 @@ def _act(story: DemoStory) -> None:
     say(f"kill -9: {holder}, its agent and all that it started ({killed} processes)")
     story.wait_until(lambda: len(story.recovered()) == 2, "the next step")
     say("the training is back")
-    story.wait_until(lambda: _job(story)["state"] == "done", "the end of the training")
-    say("the training is done")
 
 
 def _trains(story: DemoStory, times: int) -> bool:

@@ -1,7 +1,8 @@
 """A small real training: two layers learn a function, on as many ranks as there are.
 
 It knows nothing of Everstep: `torchrun train.py FOLDER STEPS` runs it as well. With a third
-argument it rests for that number of seconds after each step.
+argument it rests for that number of seconds after each step. It ends early, after a save, once the
+folder has a file `enough`.
 """
 
 import sys
@@ -39,11 +40,20 @@ def _train(latest: Path, steps: int, rest_s: float) -> None:
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        if rank == 0 and step % _SAVE_EVERY == 0:
-            _save(latest, model, optimizer, step)
-            if step % (5 * _SAVE_EVERY) == 0:
+        if step % _SAVE_EVERY == 0:
+            if rank == 0:
+                _save(latest, model, optimizer, step)
                 print(f"step {step}  loss {loss.item():.4f}")
+            if _is_enough(latest.parent):
+                return
         time.sleep(rest_s)
+
+
+def _is_enough(folder: Path) -> bool:
+    """What rank 0 sees counts for all."""
+    is_enough = torch.tensor(float((folder / "enough").exists()))
+    dist.broadcast(is_enough, src=0)
+    return bool(is_enough)
 
 
 def _restore(latest: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:

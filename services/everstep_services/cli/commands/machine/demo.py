@@ -4,15 +4,13 @@ import click
 
 from everstep_services.cli.invocation import Invocation, with_common_options
 
-_STEPS = 400
-
 
 @click.command()
 @click.option(
     "--steps",
     type=click.IntRange(100, 1_000_000),
     metavar="N",
-    help=f"How long the training is ({_STEPS} steps).",
+    help="Train for N steps; without it, until the training has recovered twice.",
 )
 @click.option("--slow", is_flag=True, help="Slow one rank down instead of killing any.")
 @click.option(
@@ -39,4 +37,4 @@ def command(invocation: Invocation, *, steps: int | None, slow: bool, port: int)
         return demonstrate_slow(invocation, port)
     from everstep_services.cli.demonstration.kills import demonstrate
 
-    return demonstrate(invocation, steps or _STEPS, port)
+    return demonstrate(invocation, steps, port)
