@@ -62,6 +62,7 @@ def test_it_recovers_twice_and_what_it_says_at_the_end_is_so(tmp_path: Path, job
         kill_all(tagged(job))
 
 
+@pytest.mark.variant
 @pytest.mark.timeout(400)
 def test_a_rank_that_becomes_slow_is_named_with_its_cause_and_cleared(
     tmp_path: Path, job: str

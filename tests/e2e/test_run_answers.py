@@ -115,6 +115,7 @@ def test_answers_come_from_the_record_when_nothing_runs_any_more(run: Run) -> No
     assert stopped.returncode == Exit.UNREACHABLE
 
 
+@pytest.mark.variant
 def test_answers_come_from_the_record_while_it_is_written(run: Run) -> None:
     """A user who may not ask the API of a run reads along with it."""
     token = run.state / "token"

@@ -44,7 +44,7 @@ def saved_after(cluster: Cluster, ranks: int = 2) -> int:
     ("name", "first"),
     [
         pytest.param("SIGTERM", True, id="SIGTERM-agent-first"),
-        pytest.param("SIGUSR1", False, id="SIGUSR1-agent-last"),
+        variant("SIGUSR1", False, id="SIGUSR1-agent-last"),
         variant("SIGTERM", False, id="SIGTERM-agent-last"),
         variant("SIGUSR1", True, id="SIGUSR1-agent-first"),
         variant("SIGUSR2", True, id="SIGUSR2-agent-first"),
@@ -92,6 +92,7 @@ def test_a_script_that_cannot_save_ends_as_if_the_agent_alone_had_got_it(
     assert cluster.incidents() == [] or cluster.incidents()[0]["trigger"] != "rank_exited"
 
 
+@pytest.mark.variant
 def test_a_warning_before_the_session_is_open_ends_no_rank(cluster: Cluster) -> None:
     environ = {"EVERSTEP_AGENT__PREEMPT_SIGNALS": "SIGTERM"}
     agent = loading(cluster, "late", **environ)
@@ -145,6 +146,7 @@ def waiting(cluster: Cluster) -> list[Agent]:
     return agents
 
 
+@pytest.mark.variant
 def test_nodes_whose_sessions_are_not_open_yet_save_after_the_same_step(cluster: Cluster) -> None:
     agents = waiting(cluster)
     for agent in agents:  # a scheduler warns all nodes
@@ -156,6 +158,7 @@ def test_nodes_whose_sessions_are_not_open_yet_save_after_the_same_step(cluster:
     assert saved_after(cluster, ranks=4) > 0
 
 
+@pytest.mark.variant
 def test_a_node_that_heard_of_the_end_from_another_first_saves_with_it(cluster: Cluster) -> None:
     first, second = waiting(cluster)
     broadcast(first, signal.SIGUSR1)
@@ -185,6 +188,7 @@ def test_warnings_from_the_first_process_on_end_nothing(cluster: Cluster) -> Non
     assert agent.wait() == 91
 
 
+@pytest.mark.variant
 def test_a_probe_in_flight_has_no_result_and_nothing_follows(cluster: Cluster) -> None:
     """The signal ends the probe's program, too: that is no failure, and its round goes on."""
     began, config = cluster.folder / "probing", cluster.folder / "probes.toml"

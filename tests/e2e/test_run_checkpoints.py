@@ -95,6 +95,7 @@ def test_after_a_kill_the_training_goes_on_from_memory_as_if_nothing_had_been(
     assert incident["ledger"]["restore_s"] > 0
 
 
+@pytest.mark.variant
 def test_a_loss_that_is_no_number_after_a_restore_puts_that_checkpoint_aside(
     cluster: Cluster,
 ) -> None:
@@ -159,6 +160,7 @@ def test_a_requeue_to_the_same_node_finds_its_states_in_memory(cluster: Cluster)
     )
 
 
+@pytest.mark.variant
 def test_a_memory_that_is_lost_is_no_fresh_start_unless_that_is_allowed(
     cluster: Cluster,
 ) -> None:
@@ -183,6 +185,7 @@ def test_a_memory_that_is_lost_is_no_fresh_start_unless_that_is_allowed(
     assert third.wait(START_WITHIN_S) == 0
 
 
+@pytest.mark.variant
 def test_a_last_save_that_fails_is_what_the_round_fails_of(cluster: Cluster) -> None:
     """The incident names the save (A8.6)."""
     leaving = Path(__file__).parents[1] / "integration" / "scripts" / "leaving.py"

@@ -18,6 +18,7 @@ LIMITS = [
 ]
 
 
+@pytest.mark.variant
 @pytest.mark.timeout(600)
 def test_a_rank_that_compiles_has_not_stalled_nor_have_those_that_wait(cluster: Cluster) -> None:
     """One rank compiles past its limit, and a real hang is found after it (A3.1)."""

@@ -142,7 +142,9 @@ def void(_: object) -> None:
         pytest.param(("straggler",), id="straggler", marks=pytest.mark.chaos),
     ],
 )
-@pytest.mark.parametrize("reach", [joining, starting, before_the_first_step, ending])
+@pytest.mark.parametrize(
+    "reach", [variant(joining), starting, variant(before_the_first_step), ending]
+)
 def test_a_round_comes_to_its_end_when_they_are_back(
     shared_pieces: Pieces, new_cluster: NewCluster, job: str, reach: Reach, names: tuple[str, ...]
 ) -> None:
@@ -165,7 +167,8 @@ def test_a_round_comes_to_its_end_when_they_are_back(
 
 
 @pytest.mark.parametrize(
-    ("end", "code"), [("finish", 0), variant("fail", 94), ("SIGTERM", 143), variant("SIGINT", 130)]
+    ("end", "code"),
+    [variant("finish", 0), variant("fail", 94), ("SIGTERM", 143), variant("SIGINT", 130)],
 )
 def test_no_end_waits_for_a_bus_that_is_away(
     shared_pieces: Pieces, new_cluster: NewCluster, job: str, end: str, code: int

@@ -72,6 +72,7 @@ def probed_every_second(folder: Path) -> str:
     return str(config)
 
 
+@pytest.mark.variant
 def test_a_node_whose_daemon_reports_a_failure_is_left_out_until_it_reports_none(
     cluster: Cluster, start: Callable[..., Daemon]
 ) -> None:

@@ -4,6 +4,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import pytest
 from psutil import NoSuchProcess as Gone
 
 from everstep.bus.auth.accounts import Operator
@@ -21,6 +22,7 @@ VALID_S = 30
 """Some seconds pass until all services run, and more on a machine that stands for a while."""
 
 
+@pytest.mark.variant
 def test_training_goes_on_while_logins_end(tmp_path: Path, new_cluster: NewCluster) -> None:
     """A8: each login ends the connection that uses it, unless it was renewed before (A13.6)."""
     (tmp_path / "up").mkdir()

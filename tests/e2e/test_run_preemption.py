@@ -125,6 +125,7 @@ def test_ranks_that_do_not_ask_are_stopped_when_the_grace_is_over(cluster: Clust
     assert missed["reason"] == "ranks still ran"
 
 
+@pytest.mark.variant
 def test_a_second_notice_does_not_end_ranks_that_save(cluster: Cluster) -> None:
     (cluster.folder / "slow").touch()
     agent = asking(cluster, node="node-1")
@@ -137,6 +138,7 @@ def test_a_second_notice_does_not_end_ranks_that_save(cluster: Cluster) -> None:
     assert len(set(steps(cluster, 2))) == 1
 
 
+@pytest.mark.variant
 def test_an_operator_s_stop_saves_after_the_same_step(cluster: Cluster) -> None:
     agents = two_nodes(cluster)
     body = {"reason": "enough", "save_first": True}

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from everstep_services.cli.errors import CliError
 from tests.e2e.cluster import Agent, Cluster
 from tests.e2e.conftest import NewCluster
@@ -151,6 +153,7 @@ def test_an_excluded_node_leaves_its_job_and_may_join_another(
         running.until_done()
 
 
+@pytest.mark.variant
 def test_an_excluded_node_stays_out_of_other_jobs_where_that_is_allowed(
     tmp_path: Path, new_cluster: NewCluster, job: str
 ) -> None:

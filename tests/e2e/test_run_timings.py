@@ -203,6 +203,7 @@ def test_what_straggler_asks_for_is_done_while_the_training_runs(
         assert window["node-1"].first_step % 48 == 1
 
 
+@pytest.mark.variant
 def test_ranks_of_another_launcher_are_measured_as_well(
     cluster: Cluster, shared_pieces: Pieces
 ) -> None:

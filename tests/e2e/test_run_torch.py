@@ -9,6 +9,7 @@ import pytest
 
 from tests.e2e.cluster import Cluster
 from tests.e2e.processes import SCRIPTS, below
+from tests.variants import variant
 from tests.waiting import until
 
 START_WITHIN_S = 180.0
@@ -76,7 +77,7 @@ def forges(warden: int) -> list[int]:
 
 
 @pytest.mark.timeout(ENDS_WITHIN_S)
-@pytest.mark.parametrize("way", ["reports", "is silent"])
+@pytest.mark.parametrize("way", [variant("reports"), "is silent"])
 def test_the_first_step_of_a_round_has_the_number_of_the_script(cluster: Cluster, way: str) -> None:
     """The optimizer steps before the script counts: what a restart costs must be right (A4.1)."""
     agent = cluster.run("--cold", str(SCRIPTS / "resuming.py"), way)

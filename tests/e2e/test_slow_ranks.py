@@ -112,6 +112,7 @@ def test_a_slow_rank_of_a_script_whose_steps_nobody_counts_is_named(cluster: Clu
     finish(cluster)
 
 
+@pytest.mark.variant
 def test_enforced_a_spare_takes_the_slot_of_a_node_whose_rank_is_slow(cluster: Cluster) -> None:
     """The policy acts only if a person has allowed it; the training goes on without the node."""
     names = [f"{cluster.job}-{number}" for number in range(NODES + 1)]
@@ -146,6 +147,7 @@ def test_nobody_is_accused_in_a_healthy_training(cluster: Cluster) -> None:
     assert cluster.facts("straggler_found") == []
 
 
+@pytest.mark.variant
 def test_timings_are_switched_off_and_on_while_it_trains(cluster: Cluster) -> None:
     """The change is on record, and shown with where it is from (A6.5)."""
     train(cluster, "sections")

@@ -53,6 +53,7 @@ def test_a_second_launch_does_not_mix_with_one_that_saves(launch: Launch, tmp_pa
     assert heard(elsewhere).startswith("committed")
 
 
+@pytest.mark.variant
 def test_a_launch_after_one_that_was_killed_saves_where_that_did(
     launch: Launch, tmp_path: Path
 ) -> None:

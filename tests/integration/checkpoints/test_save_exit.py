@@ -73,7 +73,7 @@ def test_the_last_save_is_durable_however_the_script_ends(
         ("alone", "returns", "fails", "fatal"),
         variant("alone", "terminated", "hangs", "fatal"),
         variant("by us", "returns", "hangs", "fatal"),
-        ("by us", "terminated", "fails", "retry"),
+        variant("by us", "terminated", "fails", "retry"),
     ],
 )
 def test_a_last_save_that_fails_is_the_exit_reason(
@@ -94,7 +94,7 @@ def test_a_last_save_that_fails_is_the_exit_reason(
         variant("alone", "raise", "fails", 1),
         variant("alone", "exit", "fails", 3),
         ("by us", "raise", "hangs", 1),
-        ("by us", "exit", "fails", 3),
+        variant("by us", "exit", "fails", 3),
     ],
 )
 def test_the_trainings_own_end_stays_the_reason(

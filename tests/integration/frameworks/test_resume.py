@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.frameworks.ranks import launch
+from tests.variants import first_of
 from trainer_sdk.integrations import seals
 
 SCRIPTS = {
@@ -15,7 +16,7 @@ SCRIPTS = {
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("framework", SCRIPTS)
+@pytest.mark.parametrize("framework", first_of(("transformers", "lightning"), SCRIPTS))
 def test_a_training_resumes_from_the_newest_good_checkpoint(framework: str, tmp_path: Path) -> None:
     """It trains 10 steps, and a bit of step 10 flips: it resumes at 5, and trains to 15 (A8.8)."""
     pytest.importorskip(framework, reason=f"pip install --group test brings {framework}")
@@ -27,6 +28,7 @@ def test_a_training_resumes_from_the_newest_good_checkpoint(framework: str, tmp_
     assert states.count("good") >= 2
 
 
+@pytest.mark.variant
 @pytest.mark.timeout(600)
 def test_a_finished_training_trains_no_step_when_it_is_started_again(tmp_path: Path) -> None:
     """Step 10 is in the middle of an epoch, where a `Trainer` would train step 11."""
@@ -58,6 +60,7 @@ def test_a_resumed_training_of_hugging_face_has_the_losses_of_an_undisturbed_one
     assert resumed == whole
 
 
+@pytest.mark.variant
 @pytest.mark.timeout(600)
 def test_lightning_with_too_few_devices_trains_and_names_the_remedy(tmp_path: Path) -> None:
     """A callback that fails is one warning, and the training continues."""

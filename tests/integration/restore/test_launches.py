@@ -52,6 +52,7 @@ def test_a_run_id_that_torchrun_makes_up_is_no_name(run_id: str, job: str) -> No
     assert given_job_of({"TORCHELASTIC_RUN_ID": run_id, "EVERSTEP_JOB": "own"}) == "own"
 
 
+@pytest.mark.variant
 @pytest.mark.timeout(240)
 def test_sharded_stages_that_four_ranks_saved_are_whole_on_two(tmp_path: Path) -> None:
     """Keys of its own on each rank, and another number of shards, with `dcp.load` as the oracle."""

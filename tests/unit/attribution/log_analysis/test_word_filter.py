@@ -4,7 +4,7 @@ import io
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep_services.attribution.log_analysis import chunks
@@ -34,6 +34,7 @@ def loud_lines(content: bytes, *, least_filtered: int) -> tuple[list[Line], list
     return list(log.loud_lines()), list(log.progress)
 
 
+@settings(max_examples=30)
 @given(_LINES)
 def test_the_filter_finds_the_lines_that_the_expressions_find(lines: list[bytes]) -> None:
     content = b"\n".join(lines)
