@@ -19,6 +19,7 @@ _PING_EVERY_S = 0.05
 _PINGED_S = 2.0
 """Pings that are answered for this long show enough, however long an answer may take: a thread that
 only waits for a processor has had one by then."""
+_DISTRIBUTED = ("distributed_c10d.py:", "_functional_collectives.py:", "rendezvous.py:")
 _FRAME = re.compile(r'  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.+)')
 
 
@@ -39,7 +40,7 @@ class Interpreter:
     @property
     def is_in_distributed(self) -> bool:
         """The main thread is in a call of torch.distributed, which waits for other ranks."""
-        return self.at.startswith(("distributed_c10d.py:", "rendezvous.py:"))
+        return self.at.startswith(_DISTRIBUTED)
 
 
 async def look_into(folder: Path, within_s: float = WITHIN_S) -> Interpreter | None:
@@ -133,7 +134,8 @@ def in_words(
     is_told = process.is_own_reason or waits_in is not None or bool(python and python.shows)
     if waits or not is_told:
         parts.append(f"it {'waits' if waits else 'may wait'} for other ranks, so {_DOUBT}")
-    return ProcessState(process.letter, "; ".join(part for part in parts if part), waits)
+    text = "; ".join(part for part in parts if part)
+    return ProcessState(process.letter, text, waits if waits or is_told else None)
 
 
 _DOUBT = "the cause may be another one"

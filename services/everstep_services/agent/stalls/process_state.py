@@ -44,8 +44,8 @@ class ProcessState:
 
     letter: str
     text: str
-    waits_for_others: bool = False
-    """It is in a call of torch.distributed: another rank may be the reason of the stall."""
+    waits_for_ranks: bool | None = None
+    """It waits for other ranks: one of them may be the reason of the stall. None if unknown."""
 
     @property
     def is_own_reason(self) -> bool:

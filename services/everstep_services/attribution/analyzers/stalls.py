@@ -1,6 +1,5 @@
 """Claims from stalls: which rank stopped first, in which section, in which state."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
@@ -23,9 +22,6 @@ _SECTIONS: Mapping[str, tuple[VerdictCause, str]] = {
 STILL = "stood_still"
 _OF_WARNED = 0.6
 """The factor for a stall that neither ended a round nor opened the incident."""
-_COLLECTIVE = re.compile(
-    r"distributed_c10d|collective|\b(all_reduce|all_gather|reduce_scatter|barrier)\b"
-)
 _PHASES: Mapping[str, tuple[VerdictCause, str]] = {"checkpoint": ("storage", "stuck_checkpoint")}
 
 
@@ -81,23 +77,19 @@ def _located(case: Case) -> Iterator[Claim]:
     )
 
 
-_OPEN = "may wait for other ranks"
-"""What an agent says of a rank that it could not look into."""
-
-
 def _elsewhere(case: Case) -> Iterator[Claim]:
-    """If most ranks wait in a collective: the ranks outside of it, which the others wait for."""
-    located = [it for it in case.stalls if it.blocked_in and _OPEN not in it.blocked_in]
-    waiting = [stall for stall in located if _COLLECTIVE.search(stall.blocked_in)]
-    others = [stall for stall in located if stall not in waiting]
+    """If most ranks wait for others: the ranks that wait for none."""
+    waiting = [stall for stall in case.stalls if stall.waits_for_ranks]
+    others = [stall for stall in case.stalls if stall.waits_for_ranks is False]
     is_alone = not waiting and len(others) == 1 and case.world_size > 1
     if not is_alone and not 0 < len(others) <= len(waiting):
         return
     ranks = tuple(sorted(stall.rank for stall in others))
-    says = f"{_named(ranks)} {'is' if len(ranks) == 1 else 'are'} in no collective"
+    says = f"{_named(ranks)} {'waits' if len(ranks) == 1 else 'wait'} for no other rank"
     if waiting:
-        says = f"{_named(sorted(stall.rank for stall in waiting))} wait in a collective, {says}"
-    says = f"{says}: {others[0].blocked_in}"
+        wait = "waits" if len(waiting) == 1 else "wait"
+        says = f"{_named(sorted(stall.rank for stall in waiting))} {wait} for other ranks, {says}"
+    says = f"{says}: {others[0].blocked_in}" if others[0].blocked_in else says
     # A rank that waits for others is excused: a rank that has stalled alone waits for none.
     yield Claim(
         cause="unknown", kind="elsewhere", role="place", says=says, ranks=ranks,
@@ -122,8 +114,8 @@ def _stalled(case: Case) -> Iterator[Claim]:
     for stall in case.stalls[:32]:
         yield from _of_kernel(stall)
         is_other = bool(first) and stall.rank not in first
-        if is_other or _COLLECTIVE.search(stall.blocked_in):
-            continue  # it waits for others
+        if is_other or stall.waits_for_ranks:
+            continue
         guess = _PHASES.get(stall.phase) or _of_section(stall.section or "")
         if guess is not None:
             cause, kind = guess
