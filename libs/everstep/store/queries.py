@@ -325,6 +325,7 @@ def with_verdict(query: Select[Any], of: Table, joined: ColumnElement[bool]) -> 
         here.culprit_nodes,
         here.is_inconclusive,
         here.cause,
+        here.injected_by,
         here.rank.label("reported_rank"),
         here.node.label("reported_node"),
     ).outerjoin(tables.incidents, (here.job == of.c.job) & joined)

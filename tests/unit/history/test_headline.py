@@ -37,7 +37,7 @@ def test_an_injected_fault_is_told_as_that_although_the_report_named_its_rank() 
     """A11.1: who reads a list looks for no failure where somebody made a test."""
     report = {"story": None, "reason": "rank 1 was ended by SIGKILL", "outcome": None, "rank": 1,
               "node": "n1", "culprit_ranks": [1], "culprit_nodes": [], "is_inconclusive": False,
-              "cause": "injected",
+              "cause": "injected", "injected_by": None,
               "verdict_reason": "injected by ann: SIGKILL of rank 1"}  # fmt: skip
     assert headlines(report) == {
         "headline": "injected by ann: SIGKILL of rank 1; rank 1 was ended by SIGKILL",
@@ -45,7 +45,8 @@ def test_an_injected_fault_is_told_as_that_although_the_report_named_its_rank() 
     }
     assert headlines({**report, "cause": "unknown"})["headline"] == report["reason"]
     by_agent = "rank 1 was ended by SIGKILL, after ann injected kill"
-    assert headlines({**report, "reason": by_agent})["headline"] == by_agent
+    told_by_agent = {**report, "reason": by_agent, "injected_by": "ann"}
+    assert headlines(told_by_agent)["headline"] == by_agent
     ended = {**report, "culprit_ranks": "[1]", "culprit_nodes": "[]",
              "end_reason": "no restart is left", "end_rank": 1, "end_node": "n1"}  # fmt: skip
     told = "injected by ann: SIGKILL of rank 1; no restart is left"

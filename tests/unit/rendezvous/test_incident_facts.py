@@ -62,6 +62,21 @@ def test_sixty_four_ranks_one_raises_and_that_is_the_cause() -> None:
     assert (incident.node, incident.rank, incident.fingerprint) == ("n6", 13, "abc")
 
 
+@pytest.mark.parametrize("event", ["rank_exited", "rank_stalled"])
+def test_who_made_the_fault_is_told_with_the_report_that_names_them(event: str) -> None:
+    world = World(spec(2)).started("n0", "n1")
+    if event == "rank_exited":  # what is heard first is not the cause
+        world.report("n1", event, fingerprint="secondary:x", exit_code=1)
+    world.report("n0", event, rank=0, waited_s=60, injected_by="ann")
+    world.tick(60)
+    world.back("n0", "n1")
+    world.tick(60)
+    world.run()
+    [opened], [closed] = world.of(IncidentOpened), world.of(IncidentClosed)
+    assert opened.injected_by == ("" if event == "rank_exited" else "ann")
+    assert (closed.rank, closed.injected_by) == (0, "ann")
+
+
 @pytest.mark.parametrize("explains", ["an exit", "the loss of a node"])
 def test_ranks_may_end_by_themselves_until_something_explains_what_they_suffer(
     explains: str,

@@ -106,6 +106,8 @@ class OpenIncident(Part, frozen=True, kw_only=True):
     """The nodes on which that check fails, at most 16."""
     stalled: tuple[Count, ...] = ()
     """The ranks that stand still in its round, which goes on: their stalls are only observed."""
+    injected_by: Name = ""
+    """As in the report that is the cause."""
 
 
 class OpenDecision(Part, frozen=True, kw_only=True):
@@ -194,6 +196,8 @@ class OpenStall(Part, frozen=True, kw_only=True):
     excuse: str = ""
     """The rank that may be the reason."""
     is_fatal: bool = True
+    """As in `report`."""
+    injected_by: Name = ""
     """As in `report`."""
 
 

@@ -40,6 +40,8 @@ class IncidentOpened(IncidentFact, frozen=True, kw_only=True, tag="incident_open
     """The section in which that rank was."""
     last_progress_at: Time | None = None
     """The time of the training's last progress: the ledger counts from here."""
+    injected_by: Name = ""
+    """Who made the fault on purpose, where `reason` names them."""
 
 
 class IncidentExtended(IncidentFact, frozen=True, kw_only=True, tag="incident_extended.v1"):
@@ -354,3 +356,5 @@ class IncidentClosed(IncidentFact, frozen=True, kw_only=True, tag="incident_clos
     """The node that that report is about."""
     rank: Count | None = None
     """The rank that that report is about."""
+    injected_by: Name = ""
+    """Who made that fault on purpose, where `cause` names them."""

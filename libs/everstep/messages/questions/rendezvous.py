@@ -187,6 +187,8 @@ class Report(Question, frozen=True, kw_only=True, tag="report.v1"):
     """For `check_compared`: the state of the check, as in `check_result`."""
     policy: Name = ""
     """For `check_failed`: `end_round` or `exclude`."""
+    injected_by: Name = ""
+    """Who made a fault in the rank before, where `reason` names them."""
 
 
 class Reported(Reply, frozen=True, kw_only=True, tag="reported.v1"):

@@ -26,6 +26,7 @@ INCIDENTS = ProjectedTable(
             trigger_fact="text",
             node="text",
             rank="int",
+            injected_by="text",
         ),
         **led_by("extended_fact", "text", extended_reason="text", nodes_affected="json"),
         "ranks_affected": greatest("int"),

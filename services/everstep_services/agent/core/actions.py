@@ -65,6 +65,7 @@ class SendReport:
     """Seconds since the ranks last moved, where more precise than what their pages show."""
     fact: str | None = None
     """The id of the fact with the details, unless that is the fact about the end of the rank."""
+    injected_by: str = ""
     check: str = ""
     check_state: str = ""
     policy: str = ""

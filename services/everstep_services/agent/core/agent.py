@@ -329,7 +329,7 @@ class Agent:
     def injected(self, fault: FaultInjected) -> None:
         """Somebody makes a fault on purpose in a rank of ours."""
         if self._part is not None and fault.rank is not None and fault.round == self._part.round:
-            self._part.injected(fault.rank, f"{fault.by} injected {fault.fault}")
+            self._part.injected(fault.rank, fault.by, fault.fault)
 
     def script_failed(self, rank: int, ending: RankExit) -> list[Action]:
         """An exception has ended a rank's script; its process will exit, but may take its time."""

@@ -71,12 +71,14 @@ class _Rank:
     is_overdue: bool = False
     """It was killed because it did not exit after its script had returned."""
     stall: _Stall | None = None
-    injected: str = ""
-    """Who made which fault in it on purpose."""
+    injected_by: str = ""
+    """Who made a fault in it on purpose, and which."""
+    fault: str = ""
 
     def why(self, reason: str) -> str:
         """The reason for a report of it, for a person."""
-        return f"{reason}, after {self.injected}" if self.injected else reason
+        made = f", after {self.injected_by} injected {self.fault}" if self.injected_by else ""
+        return f"{reason}{made}"
 
 
 @dataclass(slots=True)
@@ -185,10 +187,10 @@ class RoundPart:
             return []
         return [SendReport(self.round, "first_step", "the first step is made", rank, step=step)]
 
-    def injected(self, rank: int, fault: str) -> None:
+    def injected(self, rank: int, by: str, fault: str) -> None:
         """Somebody makes a fault in a rank on purpose."""
         if rank in self._ranks:
-            self._ranks[rank].injected = fault
+            self._ranks[rank].injected_by, self._ranks[rank].fault = by, fault
 
     def failed_to_start(self, reason: str) -> list[Action]:
         """The ranks could not be started."""
@@ -267,7 +269,8 @@ class RoundPart:
         if ending.is_secondary and left:
             noun = "rank" if len(left) == 1 else "ranks"
             reason += f"; {noun} {', '.join(left[:_NAMED_MOST])} had left before"
-        return [SendReport(self.round, "rank_exited", reason, rank, ending)]
+        by = self._ranks[rank].injected_by
+        return [SendReport(self.round, "rank_exited", reason, rank, ending, injected_by=by)]
 
     # -- they stop after a step ------------------------------------------------------------------
 
@@ -311,8 +314,9 @@ class RoundPart:
         """A rank has made no progress past its limit."""
         if rank not in self.live:
             return []
-        told = replace(told, reason=self._ranks[rank].why(told.reason))
-        self._ranks[rank].stall = _Stall(told, now)
+        state = self._ranks[rank]
+        told = replace(told, reason=state.why(told.reason), injected_by=state.injected_by)
+        state.stall = _Stall(told, now)
         return [told]
 
     def stall_heard(self, rank: int, now: float) -> None:

@@ -203,6 +203,7 @@ class AgentStatus:
             check=tell.check,
             check_state=tell.check_state,
             policy=tell.policy,
+            injected_by=tell.injected_by,
         )
 
     def leave(self, exiting: ExitAgent) -> Leave:

@@ -53,6 +53,8 @@ class Sign:
     check: str = ""
     accused: tuple[str, ...] = ()
     """For a failed check: the nodes on which it fails, while others pass it."""
+    injected_by: str = ""
+    """Who made the fault on purpose, where the reason names them."""
     is_later: bool = False
     """It happened after the round had ended, and explains nothing."""
 
@@ -149,6 +151,7 @@ def close(
             trigger_fact=incident.trigger_fact,
             node=incident.node,
             rank=incident.rank,
+            injected_by=incident.injected_by,
         )
     )
     batch.timers.clear("counted", incident.id)
@@ -202,6 +205,7 @@ def _open(batch: Batch, sign: Sign) -> OpenIncident:
         check=sign.check,
         accused=sign.accused,
         lost=_with_lost((), sign),
+        injected_by=sign.injected_by,
     )
     batch.timers.start("counted", incident.id, incident.counted_until)
     batch.timers.start("extended", incident.id)
@@ -220,6 +224,7 @@ def _open(batch: Batch, sign: Sign) -> OpenIncident:
             else "start"
             if doc.phase == "forming"
             else "first_step",
+            injected_by=sign.injected_by,
         )
     )
     return incident
@@ -268,6 +273,7 @@ def _told(incident: OpenIncident, sign: Sign) -> OpenIncident:
         trigger_fact=sign.fact,
         check=sign.check,
         accused=sign.accused,
+        injected_by=sign.injected_by,
     )
 
 

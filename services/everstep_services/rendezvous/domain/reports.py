@@ -213,6 +213,7 @@ def _sign(report: Report) -> Sign:
         exit_code=report.exit_code,
         step=report.step,
         is_of_code=report.is_of_code,
+        injected_by=report.injected_by,
         detect_s=detect_s,
         unfinished_s=still_s - detect_s,
     )

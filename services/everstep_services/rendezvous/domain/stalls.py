@@ -212,6 +212,7 @@ def _opened(batch: Batch, report: Report) -> OpenStall:
         entered_in=report.entered_in,
         waited_s=(report.waited_s or report.last_progress_age_s or 0.0) + report.age_s,
         is_fatal=report.is_fatal,
+        injected_by=report.injected_by,
     )
     batch.timers.start("stalled", stall.id)
     return stall
@@ -232,6 +233,7 @@ def _sign(batch: Batch, stall: OpenStall) -> Sign:
         fingerprint=stall.fingerprint,
         step=stall.step,
         detect_s=_waited_s(batch, stall),
+        injected_by=stall.injected_by,
     )
 
 

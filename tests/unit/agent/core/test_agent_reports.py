@@ -35,12 +35,13 @@ def test_an_end_that_somebody_made_on_purpose_says_so(round_: int, after: str) -
     injected(agent, round_)
     (tell,) = agent.rank_gone(1, KILLED)
     assert isinstance(tell, SendReport)
-    assert tell.reason == f"rank 1 was ended by SIGKILL{after}"
+    by = "ann@n0" if after else ""
+    assert (tell.reason, tell.injected_by) == (f"rank 1 was ended by SIGKILL{after}", by)
     stalled = running()
     injected(stalled, round_)
     (tell,) = stalled.rank_stalled(1, "rank 1 is stopped", 6.0, "f", now=9.0)
     assert isinstance(tell, SendReport)
-    assert tell.reason == f"rank 1 is stopped{after}"
+    assert (tell.reason, tell.injected_by) == (f"rank 1 is stopped{after}", by)
 
 
 @pytest.mark.parametrize("has_exited", [True, False])

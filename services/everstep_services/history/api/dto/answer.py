@@ -51,7 +51,7 @@ def culprit_headline(
 def with_injection(shown: Mapping[str, Any], told: str | None) -> str | None:
     """The words of a report, after who injected the fault, where only the verdict knows that."""
     is_injected = shown["cause"] == "injected" and not shown["is_inconclusive"]
-    is_told = not told or " injected " in told
+    is_told = not told or shown["injected_by"]
     return f"{shown['verdict_reason']}; {told}" if is_injected and not is_told else told
 
 
