@@ -2,7 +2,7 @@
 
 import pytest
 
-from everstep.messages import IncidentClosed, IncidentExtended, IncidentOpened, StopRanks
+from everstep.messages import IncidentClosed, IncidentExtended, IncidentOpened, StopJob, StopRanks
 from tests.unit.rendezvous.world import World, names, spec
 
 
@@ -189,6 +189,37 @@ def test_a_training_that_shows_no_steps_was_back_when_its_first_collective_began
     assert (ledger.unfinished_s, ledger.detect_s) == (0.75, 0.25)
     assert ledger.first_step_s == pytest.approx(0.5)
     assert ledger.other_s == 0.0
+
+
+@pytest.mark.parametrize("stopped_while", ["it starts", "it runs", "it ends", "nodes are missing"])
+def test_a_job_that_is_stopped_before_a_step_books_no_first_step(stopped_while: str) -> None:
+    """A4.6: nothing says that a step was made, or a decision awaited, which was not."""
+    world = World(spec(2)).started("n0", "n1")
+    began = world.now
+    world.report("n0", "rank_exited", exit_code=1)
+    if stopped_while != "it ends":
+        world.back("n0", evidence_s=0.5, stop_s=0.25)
+        world.tick(1)
+    if stopped_while == "nodes are missing":
+        world.leave("n1")
+        world.tick(60)
+    elif stopped_while != "it ends":
+        world.back("n1")
+        if stopped_while == "it runs":
+            world.run(stepped=False)
+    world.tick(8)
+    world.apply(StopJob(job="j", by="ann", reason="enough", save_first=False))
+    [closed] = world.of(IncidentClosed)
+    ledger = closed.ledger
+    assert closed.outcome == "stopped"
+    assert ledger.wall_s == pytest.approx(world.now - began)
+    assert ledger.first_step_s == ledger.other_s == 0.0
+    entry = {"it starts": "start_s", "it runs": "no_step_s", "it ends": "stop_s",
+             "nodes are missing": "rendezvous_s"}[stopped_while]  # fmt: skip
+    assert getattr(ledger, entry) >= 8
+    assert (
+        sum(getattr(ledger, it) for it in ("decide_s", "start_s", "no_step_s") if it != entry) < 1
+    )
 
 
 @pytest.mark.parametrize("repeats", [1, 3])

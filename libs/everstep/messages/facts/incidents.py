@@ -300,6 +300,8 @@ class Ledger(Part, frozen=True, kw_only=True):
     first_step_s: float = 0.0
     """From there until the first step was finished; where no step was seen, until the first
     collective began."""
+    no_step_s: float = 0.0
+    """From when all ranks of a later round ran until it ended without a step that was seen."""
     other_s: float = 0.0
     """Time that belongs to none of the others, as when the control plane was away."""
 
@@ -316,6 +318,7 @@ class Ledger(Part, frozen=True, kw_only=True):
             + self.start_s
             + self.restore_s
             + self.first_step_s
+            + self.no_step_s
             + self.other_s
         )
 

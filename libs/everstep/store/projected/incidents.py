@@ -60,6 +60,7 @@ INCIDENTS = ProjectedTable(
             start_s="float",
             restore_s="float",
             first_step_s="float",
+            no_step_s="float",
             other_s="float",
             wall_s="float",
             lost_steps="int",

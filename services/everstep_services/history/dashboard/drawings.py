@@ -35,7 +35,7 @@ PHASES = (
     ("decide_s", "Decide", "idle"), ("stop_s", "Stop", "rendezvous"),
     ("rendezvous_s", "Rendezvous", "rendezvous"), ("start_s", "Start", "start_up"),
     ("restore_s", "Restore", "restore"), ("first_step_s", "First step", "start_up"),
-    ("other_s", "Other", "unknown"),
+    ("no_step_s", "No step", "start_up"), ("other_s", "Other", "unknown"),
 )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ LedgerEntry = Literal[
     "start_s",
     "restore_s",
     "first_step_s",
+    "no_step_s",
     "other_s",
 ]
 """A field of `Ledger`."""
@@ -93,7 +94,7 @@ def broke_again(batch: Batch, sign: Sign) -> None:
         is_decided = not meaning_of(sign.trigger).opens_incident
         batch.state.set(incident=_told(replace(stood, is_decided=is_decided), sign))
         return
-    entry: LedgerEntry = "start_s" if doc.phase == "forming" else "first_step_s"
+    entry: LedgerEntry = "start_s" if doc.phase == "forming" else "no_step_s"
     counted = replace(_count(batch, doc.incident, entry), stalled=(), is_decided=False)
     batch.state.set(incident=_told(replace(counted, delay_s=0.0, weight=0), sign))
 
@@ -102,7 +103,7 @@ def formed(batch: Batch) -> None:
     """Note that the next round has formed."""
     incident = batch.state.doc.incident
     if incident is not None:
-        batch.state.set(incident=_count_ending(batch, incident))
+        batch.state.set(incident=_count_ending(batch, incident, "rendezvous_s"))
 
 
 def started(batch: Batch) -> None:
@@ -117,7 +118,8 @@ def close(
 ) -> None:
     """Close the incident; the time until `before_s` ago goes into `entry`, or was a restore.
 
-    A round that went on has restored nothing, and makes no step again.
+    A round that went on has restored nothing, and makes no step again. If the training is not back,
+    what was under way counts before `entry`.
 
     A training that shows no steps was back when its first collective began, if that is known.
     """
@@ -128,9 +130,11 @@ def close(
     recovered = outcome == "recovered"
     went_on = recovered and doc.incident.round == doc.round
     moving = batch.timers.started_at("moving", doc.round)
-    if went_on:
+    if not recovered:
+        incident = _count_last(batch, doc.incident, entry)
+    elif went_on:
         incident = _count(batch, doc.incident, entry, before_s=before_s)
-    elif recovered and entry == "other_s" and moving is not None:
+    elif entry == "other_s" and moving is not None:
         before_s = batch.now.s - moving
         incident = _count(batch, doc.incident, "first_step_s", before_s=before_s)
     else:
@@ -296,8 +300,20 @@ def _count(
     return _moved(batch, incident, {entry: left_s - restored_s, "restore_s": restored_s})
 
 
-def _count_ending(batch: Batch, incident: OpenIncident) -> OpenIncident:
-    """Count the time from a round's end until the next forms: as agents report it, and the rest.
+def _count_last(batch: Batch, incident: OpenIncident, entry: LedgerEntry) -> OpenIncident:
+    """Count the time until the end of a job or an allocation that has made no step again."""
+    doc = batch.state.doc
+    if doc.phase == "forming":
+        return _count(batch, incident, "start_s")
+    if doc.phase == "running":
+        return _count(batch, incident, entry if incident.round == doc.round else "no_step_s")
+    if incident.is_decided:
+        entry = "stop_s" if batch.state.count("stopping") else "rendezvous_s"
+    return _count_ending(batch, incident, entry)
+
+
+def _count_ending(batch: Batch, incident: OpenIncident, rest: LedgerEntry) -> OpenIncident:
+    """Count the time since a round's end: as agents report it, and the rest.
 
     Agents collect evidence, then stop their ranks, in parallel; then the backoff runs.
     """
@@ -311,7 +327,7 @@ def _count_ending(batch: Batch, incident: OpenIncident) -> OpenIncident:
     for entry, reported_s in reported.items():
         entries[entry] = min(max(reported_s, 0.0), left_s)
         left_s -= entries[entry]
-    entries["rendezvous_s"] = left_s
+    entries[rest] = entries.get(rest, 0.0) + left_s
     moved = _moved(batch, incident, entries)
     return replace(moved, evidence_s=0.0, stop_s=0.0)
 

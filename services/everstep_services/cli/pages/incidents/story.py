@@ -35,7 +35,7 @@ from everstep_services.cli.pages.incidents.verdict import verdict_lines
 _LEDGER = {
     "unfinished": "unfinished step", "detect": "detect", "evidence": "evidence",
     "decide": "decide", "stop": "stop", "rendezvous": "rendezvous", "start": "start",
-    "restore": "restore", "first_step": "first step", "other": "other",
+    "restore": "restore", "first_step": "first step", "no_step": "no step", "other": "other",
 }  # fmt: skip
 _NO_STEP = "first step: no step was seen; it counts until the first collective began"
 _NO_STEP_WAITED = "other: no step was seen; it counts until the ranks had run for a while, or ended"

@@ -137,6 +137,9 @@ class LedgerOut(Answer):
         description="The time until the first step was finished, or a collective began if none was "
         "seen."
     )
+    no_step_s: float = Field(
+        description="The time for which later rounds ran that ended without a step."
+    )
     other_s: float = Field(description="Time that belongs to none of these.")
     wall_s: float = Field(description="The sum of all entries.")
 
