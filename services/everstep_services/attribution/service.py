@@ -21,6 +21,7 @@ from everstep_services.attribution.cases import CaseKeeper
 from everstep_services.attribution.domain.case_facts import JobCases
 from everstep_services.attribution.domain.combiner import CaseJudgement, combine
 from everstep_services.attribution.domain.verdicts import (
+    NOT_EXPLAINED,
     VerdictContext,
     concluded,
     corrected,
@@ -261,7 +262,7 @@ class Attribution:
         text, failure = await self._explainer.explain(verdict)
         if not text and not failure:
             return
-        lacks = (f"the explanation by a language model failed: {failure}",) if failure else ()
+        lacks = (f"{NOT_EXPLAINED}: {failure}",) if failure else ()
 
         def deed(cases: JobCases, now: VerdictContext) -> tuple[None, tuple[VerdictReached, ...]]:
             newest = cases.case(verdict.incident)

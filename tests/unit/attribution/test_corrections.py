@@ -6,7 +6,12 @@ from everstep import ids
 from everstep.messages import CorrectVerdict
 from everstep.verdict_causes import VerdictCause
 from everstep_services.attribution.domain.combiner import CaseJudgement, combine
-from everstep_services.attribution.domain.verdicts import VerdictContext, concluded, corrected
+from everstep_services.attribution.domain.verdicts import (
+    NOT_EXPLAINED,
+    VerdictContext,
+    concluded,
+    corrected,
+)
 from tests.unit.attribution.cases import NOON, case, claim
 
 NOW = VerdictContext(NOON, ids.new_id)
@@ -47,3 +52,17 @@ def test_a_statement_that_later_evidence_no_longer_supports_is_taken_back() -> N
     revised = concluded(known, judged("rank 1 stands elsewhere", "rank 2 waits"), NOW)
     assert revised is not None
     assert {item.says for item in revised.evidence} == {"rank 1 stands elsewhere", "rank 2 waits"}
+
+
+def test_what_was_missing_and_has_come_is_not_missing_any_more() -> None:
+    """What one revision alone says, as of its explanation, makes no other revision."""
+    claims = [claim(says="rank 1 stands elsewhere")]
+    lacks = ("analyzer stacks was not done after 3 s", "log of n1: not armed")
+    first = concluded(case(), combine(case(), claims, lacks), NOW)
+    assert first is not None
+    told = replace(first, missing=(f"{NOT_EXPLAINED}: HTTP Error 500", *first.missing))
+    known = replace(case(), verdict=told)
+    assert concluded(known, combine(case(), claims, lacks), NOW) is None
+    revised = concluded(known, combine(case(), claims, lacks[1:]), NOW)
+    assert revised is not None
+    assert revised.missing == lacks[1:]

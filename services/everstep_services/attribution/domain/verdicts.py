@@ -18,6 +18,8 @@ from everstep_services.attribution.domain.claims import Claim, cause_of
 from everstep_services.attribution.domain.combiner import CaseJudgement, combine
 
 SOURCE = "attribution"
+NOT_EXPLAINED = "the explanation by a language model failed"
+"""Something that is missing of one revision: the judgement does not know it."""
 _SURER = 0.1
 """A smaller change of the confidence makes no new revision."""
 _MISSING_MOST = 32
@@ -45,7 +47,9 @@ def differs(before: VerdictReached, now: VerdictReached) -> bool:
     """Whether a reader would act or think differently, or read what later evidence refutes."""
     if _told(before) != _told(now) or abs(before.confidence - now.confidence) >= _SURER:
         return True
-    return bool({item.says for item in before.evidence} - {item.says for item in now.evidence})
+    come = {text for text in before.missing if not text.startswith(NOT_EXPLAINED)}
+    refuted = {item.says for item in before.evidence} - {item.says for item in now.evidence}
+    return bool(refuted or come - set(now.missing))
 
 
 def unknown_culprits(case: Case, ask: CorrectVerdict) -> str:
