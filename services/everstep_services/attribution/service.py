@@ -323,7 +323,8 @@ def is_due(case: Case, watch: WatchedIncident, now: float, settings: Attribution
     """Whether a case must be judged now."""
     quiet_s = now - watch.changed_at
     if case.verdict is not None:
-        return quiet_s >= settings.again_after_s
+        has_ended_again = case.last_round > case.round and not case.outcome and is_complete(case)
+        return quiet_s >= (settings.quiet_s if has_ended_again else settings.again_after_s)
     if now - watch.since >= settings.first_within_s:
         return True
     return quiet_s >= settings.quiet_s and is_complete(case)
@@ -336,7 +337,8 @@ def is_complete(case: Case) -> bool:
     if not case.trigger:
         return False
     gone = {sign.node for sign in case.nodes if sign.sign in {"lost", "left"}}
-    ended = Counter(end.node for end in case.ends if end.round == case.round)
+    last = max(case.round, case.last_round)
+    ended = Counter(end.node for end in case.ends if end.round == last)
     return bool(case.members) and all(
         member.node in case.stopped or member.node in gone or ended[member.node] >= member.ranks
         for member in case.members

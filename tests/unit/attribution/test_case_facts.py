@@ -25,6 +25,8 @@ from everstep.messages import (
 )
 from everstep_services.attribution.domain.case_facts import JobCases
 from everstep_services.attribution.domain.case_queue import JUDGED_MOST, UNJUDGED_MOST
+from everstep_services.attribution.service import WatchedIncident, is_due
+from everstep_services.attribution.settings import AttributionSettings
 from tests.unit.attribution.cases import about, collected, error, exited, formed, opened
 
 
@@ -98,6 +100,31 @@ def test_an_incident_goes_on_over_rounds_and_a_later_one_is_another() -> None:
     again = [closed(), formed(round_=3), exited(1, round_=3), opened(3, incident="k")]
     cases = cases_of(*facts, *again)
     assert [[end.rank for end in one.ends] for one in cases.cases] == [[3, 3], [1]]
+
+
+def test_a_round_that_fails_again_is_judged_as_soon_as_its_nodes_have_stopped() -> None:
+    """A repeated bug ends its job before another round has run: `stop.user_error`."""
+
+    def stopped(round_: int) -> RanksStopped:
+        told = about(id=f"stopped-{round_}", round_=round_)
+        return RanksStopped(**told, node="n0", slot=0, ranks=(0, 1), stop_s=0.1)
+
+    def is_judged_after(seconds: float) -> bool:
+        case = cases.case("i")
+        assert case is not None
+        return is_due(case, WatchedIncident(0.0, 0.0), seconds, AttributionSettings())
+
+    again = [formed(1, round_=2), exited(1, round_=2)]
+    cases = cases_of(formed(1), exited(1), stopped(1), opened())
+    judge(cases, "i")
+    assert not is_judged_after(0.6)
+    for fact in (*again, stopped(1)):
+        cases.take(fact)
+        assert not is_judged_after(0.6), "its node has not stopped yet"
+    cases.take(stopped(2))
+    assert is_judged_after(0.6)
+    cases.take(closed())
+    assert not is_judged_after(0.6)
 
 
 def test_an_end_before_the_restart_counted_as_a_recovery_is_of_the_next_incident() -> None:

@@ -296,6 +296,8 @@ class Case(Part, frozen=True, kw_only=True):
     """The pieces that were collected, and those that are missing, with the reason."""
     stopped: tuple[Name, ...] = ()
     """Nodes that have stopped their ranks: their evidence is on its way."""
+    last_round: Count = 0
+    """The newest round that the incident has ended, whose nodes `stopped` has; 0: `round`."""
     past: tuple[PastIncident, ...] = ()
     """Earlier incidents of this job, of its nodes, and with the same fingerprint."""
     outcome: Name = ""

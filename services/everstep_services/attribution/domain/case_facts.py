@@ -43,6 +43,7 @@ from everstep.messages import (
 from everstep_services.attribution.domain.case_parts import (
     SHORT_MOST,
     TEXT_MOST,
+    ended_again,
     lost_together,
     names_node,
     node_sign,
@@ -187,7 +188,8 @@ class JobCases:
         return self._changed(replace(case, nodes=(*case.nodes, *signs)[:_SIGNS_MOST]))
 
     def _closed(self, fact: IncidentClosed) -> str:
-        case = self.case(fact.incident) or self._adopted_late(fact.incident, fact.round)
+        round_ = self._document.round if fact.round is None else fact.round
+        case = self.case(fact.incident) or self._blank(fact.incident, round_)
         case = replace(case, outcome=fact.outcome)
         if fact.trigger:
             case = replace(
@@ -195,10 +197,6 @@ class JobCases:
                 trigger_fact=fact.trigger_fact, node=fact.node, rank=fact.rank,
             )  # fmt: skip
         return self._keep(case)
-
-    def _adopted_late(self, incident: str, round_: int | None) -> Case:
-        """The case of an incident whose opening is missing, or comes later."""
-        return self._blank(incident, self._document.round if round_ is None else round_)
 
     def _keep(self, case: Case) -> str:
         if self.case(case.incident) is None:
@@ -211,6 +209,7 @@ class JobCases:
         case = self._of(fact.round, fact.incident)
         if fact.how == "done":
             return self._done(case, fact)
+        case = ended_again(case, fact.round)
         if any(end.rank == fact.rank and end.round == fact.round for end in case.ends):
             return None
         if len(case.ends) >= _ENDS_MOST:
@@ -279,8 +278,8 @@ class JobCases:
         return None if case.incident or fact.incident.startswith(_CAPTURE) else case
 
     def _stopped(self, fact: RanksStopped) -> str | None:
-        case = self._of(fact.round, None)
-        if fact.node in case.stopped:
+        case = ended_again(self._of(fact.round, None), fact.round)
+        if fact.node in case.stopped or fact.round < case.last_round:
             return None
         return self._changed(replace(case, stopped=(*case.stopped, fact.node)))
 

@@ -3,7 +3,10 @@
 from collections.abc import Iterable
 from typing import Any, Literal
 
+from msgspec.structs import replace
+
 from everstep.messages import (
+    Case,
     ErrorRecord,
     Fact,
     IncidentExtended,
@@ -78,6 +81,13 @@ def node_sign(
     return NodeSign(
         node=node, sign=sign, reason=reason[:SHORT_MOST], fact=fact.id, at=fact.at, cause=cause
     )
+
+
+def ended_again(case: Case, round_: int) -> Case:
+    """The case, in which no node of this round has stopped yet if the incident ends it anew."""
+    if round_ <= max(case.round, case.last_round):
+        return case
+    return replace(case, last_round=round_, stopped=())
 
 
 def lost_together(fact: IncidentExtended, signs: Iterable[NodeSign]) -> tuple[NodeSign, ...]:
