@@ -16,6 +16,7 @@ import msgspec
 
 from everstep.clock import Clock
 from everstep.evidence.archive import ArchiveMember
+from everstep.evidence.py_spy import DISTRIBUTED, PEERS, SPY_THREADS, SpyFrame, SpyLocal, SpyThread
 from everstep_services.agent.collectors.collection import (
     EvidenceFound,
     NothingFoundError,
@@ -42,40 +43,12 @@ _TRIES = 3
 """A process that runs on may be read in the middle of a change."""
 _FALLBACK_SHARE = 0.3
 """The share of the time for faulthandler, after py-spy has failed."""
-_DISTRIBUTED = "torch/distributed/distributed_c10d.py"
-_PEERS = ("src", "dst", "group_src", "group_dst")
+_WORK = "<torch._C._distributed_c10d.Work at "
+_BY_PEER = re.compile(r"\{(\d{1,9}): [^:]*\}")
+"""A dictionary of the transfers with one peer, as torch's pipelines have it."""
 _FORBIDDEN = "permission denied"
 _WRITTEN_FRAME = re.compile(rb'File "(?:[^"\n]*/)?([^"\n]*)", line (\d+) in ([^\n]*)')
 """What faulthandler prints of a frame."""
-
-
-class _Local(msgspec.Struct):
-    name: str
-    repr: str | None = None
-
-
-class _Frame(msgspec.Struct, omit_defaults=True):
-    name: str = ""
-    filename: str = ""
-    short_filename: str | None = None
-    module: str | None = None
-    line: int = 0
-    is_entry: bool = False
-    is_shim_entry: bool = False
-    locals: list[_Local] | None = None
-
-
-class _Thread(msgspec.Struct):
-    pid: int
-    thread_id: int
-    thread_name: str | None
-    os_thread_id: int | None
-    active: bool
-    owns_gil: bool
-    frames: list[_Frame]
-
-
-_THREADS = msgspec.json.Decoder(list[_Thread])
 
 
 class StacksReader:
@@ -92,7 +65,7 @@ class StacksReader:
 
         async def read(rank: RankSeen) -> RankPiece:
             until = clock.now() + scene.each_within_s * (1 - _FALLBACK_SHARE)
-            threads, why = list[_Thread](), "py-spy read no thread"
+            threads, why = list[SpyThread](), "py-spy read no thread"
             try:
                 async with turns, asyncio.timeout(max(until - clock.now(), 0)):
                     threads = await self._read(rank, is_native=is_native)
@@ -109,7 +82,7 @@ class StacksReader:
 
         return await from_each(scene, read)
 
-    async def _read(self, rank: RankSeen, *, is_native: bool) -> list[_Thread]:
+    async def _read(self, rank: RankSeen, *, is_native: bool) -> list[SpyThread]:
         if not self._program:
             raise NothingFoundError("py-spy is not installed: pip install 'everstep[agent]'")
         errors = ""
@@ -188,28 +161,40 @@ async def _end(process: Process) -> None:
         await process.wait()
 
 
-def _decoded(output: bytes) -> list[_Thread]:
+def _decoded(output: bytes) -> list[SpyThread]:
     try:
-        threads = _THREADS.decode(output)
+        threads = SPY_THREADS.decode(output)
     except msgspec.MsgspecError as error:
         raise NothingFoundError(f"the output of py-spy cannot be parsed: {error}") from error
     for thread in threads:
         for frame in thread.frames:
             frame.name, frame.filename = frame.name[:_NAME_MOST], frame.filename[:_NAME_MOST]
             frame.module = None if frame.module is None else frame.module[:_NAME_MOST]
-            frame.short_filename = None
-            frame.locals = _peers(frame) or None
+        _keep_peers(thread.frames)
     return threads
 
 
-def _peers(frame: _Frame) -> list[_Local]:
-    """The ranks that a call of torch.distributed was given; other values stay in the rank."""
-    if not frame.filename.endswith(_DISTRIBUTED):
-        return []
-    return [it for it in frame.locals or () if it.name in _PEERS and (it.repr or "").isdecimal()]
+def _keep_peers(frames: list[SpyFrame]) -> None:
+    """Keep the ranks that a call of torch.distributed was given; other values stay in the rank.
+
+    Where the thread waits for a transfer that such a call has begun, its variables name the peer.
+    """
+    may_wait = True
+    for frame in frames:
+        told, frame.locals = frame.locals or [], None
+        if frame.module is not None:
+            continue  # a native frame, which has none
+        peers = [it for it in told if it.name in PEERS and (it.repr or "").isdecimal()]
+        if frame.filename.endswith(DISTRIBUTED):
+            frame.locals, may_wait = peers or None, False
+        elif may_wait:
+            works = [it.repr for it in told if _WORK in (it.repr or "")]
+            keys = [match[1] for text in works if (match := _BY_PEER.fullmatch(text or ""))]
+            frame.locals = ([SpyLocal("peer", keys[0])] if keys else works and peers) or None
+            may_wait = bool(works) and frame.locals is None
 
 
-def _piece(rank: int, threads: list[_Thread]) -> RankPiece:
+def _piece(rank: int, threads: list[SpyThread]) -> RankPiece:
     holds = any(thread.owns_gil for thread in threads)
     return RankPiece(
         _where(threads) + (", holds the interpreter's lock" if holds else ""),
@@ -217,7 +202,7 @@ def _piece(rank: int, threads: list[_Thread]) -> RankPiece:
     )
 
 
-def _where(threads: list[_Thread]) -> str:
+def _where(threads: list[SpyThread]) -> str:
     """The innermost frame of the main thread."""
     main = next((thread for thread in threads if thread.os_thread_id == thread.pid), None)
     if main is None or not main.frames:

@@ -13,7 +13,8 @@ from everstep_services.attribution.flight_recorder.summary import (
     RankSummary,
 )
 
-_PEERS = {"send": "dst", "recv": "src"}
+_SENDS = frozenset({"send", "isend"})
+_PEERS = {**dict.fromkeys(_SENDS, "dst"), "recv": "src", "irecv": "src"}
 _ROOTS = {
     "broadcast": "group_src", "scatter": "group_src", "reduce": "group_dst", "gather": "group_dst",
 }  # fmt: skip
@@ -22,10 +23,10 @@ _DEFAULT = GroupRecord(name="0", description="default_pg")
 
 def with_stack_call(dump: RankSummary, call: str, arguments: Mapping[str, int]) -> RankSummary:
     """The dump with the peer of a transfer, or the root of a collective, that is not over."""
-    peer = arguments.get(_PEERS.get(call, ""))
+    peer = arguments.get(_PEERS[call], arguments.get("peer")) if call in _PEERS else None
     root = arguments.get(_ROOTS.get(call, ""))
     if peer is not None and not any(group.sends or group.receives for group in dump.groups):
-        return _with_transfer(dump, peer, is_send=call == "send")
+        return _with_transfer(dump, peer, is_send=call in _SENDS)
     return dump if root is None else _with_root(dump, call, root)
 
 

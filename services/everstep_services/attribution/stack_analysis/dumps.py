@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from everstep.evidence.py_spy import DISTRIBUTED, PEERS, SPY_THREADS, SpyFrame, SpyThread
 from everstep_services.attribution.stack_analysis.stacks import Frame, RankStacks, Thread
 
 _MOST_BYTES = 64 << 20
@@ -30,37 +31,14 @@ _SPY_HEAD = re.compile(
 )
 _SPY_FRAME = re.compile(r"^\s{4,}(?P<name>.{1,4000}?) \((?P<file>.{1,4096}?)(?::(?P<line>\d+))?\)$")
 _SPY_PROCESS = re.compile(r"^Process (?P<pid>\d{1,10}):")
-DISTRIBUTED = "torch/distributed/distributed_c10d.py"
 _RANK = re.compile(r"[0-9]{1,9}")
-PEERS = ("src", "dst", "group_src", "group_dst")
-"""Arguments of its calls that are ranks."""
+_GLOO_WAIT = re.compile(r"ProcessGroupGloo::(Send|Recv)Work::wait")
+"""The wait for a transfer of gloo: a call that has returned began it."""
 _NATIVE_FILE = re.compile(r"\.so(\.|$)|^lib[\w+-]+\.so")
 
 
 class BadStacksError(Exception):
     """Bytes that hold no stacks."""
-
-
-class _SpyLocal(msgspec.Struct):
-    name: str
-    repr: str | None = None
-
-
-class _SpyFrame(msgspec.Struct):
-    name: str
-    filename: str = ""
-    line: int | None = 0
-    module: str | None = None
-    locals: list[_SpyLocal] | None = None
-
-
-class _SpyThread(msgspec.Struct):
-    frames: list[_SpyFrame]
-    pid: int = 0
-    thread_name: str | None = None
-    os_thread_id: int | None = None
-    active: bool = False
-    owns_gil: bool = False
 
 
 def read_stacks(content: bytes, rank: int) -> RankStacks:
@@ -87,15 +65,11 @@ def _cut(threads: int) -> tuple[str, ...]:
 
 # --- py-spy's JSON ---
 
-_SPIED = msgspec.json.Decoder(list[_SpyThread])
-"""Made at import: two threads that have msgspec look at a class for the first time at once crash.
-"""
-
 
 def _of_json(content: bytes, rank: int) -> RankStacks:
     problems: list[str] = []
     try:
-        spied = _SPIED.decode(content)
+        spied = SPY_THREADS.decode(content)
     except (ValueError, RecursionError) as error:
         spied = list(_whole_threads(content))
         if not spied:
@@ -111,7 +85,7 @@ def _of_json(content: bytes, rank: int) -> RankStacks:
     return RankStacks(rank=rank, threads=tuple(threads), problems=tuple(problems))
 
 
-def _whole_threads(content: bytes) -> Iterator[_SpyThread]:
+def _whole_threads(content: bytes) -> Iterator[SpyThread]:
     """The threads before the place where the JSON is cut or damaged."""
     text = content.decode("utf-8", "replace")
     decoder, at = json.JSONDecoder(), text.find("{")
@@ -120,13 +94,13 @@ def _whole_threads(content: bytes) -> Iterator[_SpyThread]:
             return
         try:
             value, end = decoder.raw_decode(text, at)
-            yield msgspec.convert(value, _SpyThread)
+            yield msgspec.convert(value, SpyThread)
         except (ValueError, RecursionError):  # msgspec's errors are ValueErrors, too
             return
         at = text.find("{", end)
 
 
-def _of_spy(thread: _SpyThread, own: int) -> Thread:
+def _of_spy(thread: SpyThread, own: int) -> Thread:
     is_own = thread.pid == own
     is_first = (
         thread.os_thread_id == thread.pid
@@ -146,16 +120,20 @@ def _of_spy(thread: _SpyThread, own: int) -> Thread:
     )
 
 
-def _call_of(frames: list[_SpyFrame]) -> tuple[str, dict[str, int]]:
+def _call_of(frames: list[SpyFrame]) -> tuple[str, dict[str, int]]:
+    waits = ""
     for frame in frames[:_MOST_FRAMES]:
+        if match := _GLOO_WAIT.search(frame.name):
+            waits = match[1].lower()
         told = {it.name: it.repr or "" for it in frame.locals or () if it.name in PEERS}
         peers = {name: int(text) for name, text in told.items() if _RANK.fullmatch(text)}
-        if peers and frame.filename.endswith(DISTRIBUTED):
-            return _short(frame.name), peers
+        call = frame.name if frame.filename.endswith(DISTRIBUTED) else waits
+        if peers and call:
+            return _short(call), peers
     return "", {}
 
 
-def _of_spy_frame(frame: _SpyFrame) -> Frame:
+def _of_spy_frame(frame: SpyFrame) -> Frame:
     is_native = bool(frame.module) or bool(_NATIVE_FILE.search(frame.filename))
     file = frame.module or frame.filename
     return Frame(_short(frame.name), _short_path(file), frame.line or 0, is_native)

@@ -61,7 +61,11 @@ ACTIVITIES: dict[Activity, Meaning] = {
 _LIBRARY = re.compile(
     r"(?:^|/)(?:site-packages|dist-packages|python\d[\d.]*)/|^<|(?:^|/)trainer_sdk/"
 )
-_CALLS = {"_engine_run_backward": "backward"}
+_CALLS = {
+    "_engine_run_backward": "backward",
+    "c10d::ProcessGroupGloo::SendWork::wait": "send",
+    "c10d::ProcessGroupGloo::RecvWork::wait": "recv",
+}
 """Names of functions, as their users know them."""
 _NEVER = re.compile(r"(?!)")
 

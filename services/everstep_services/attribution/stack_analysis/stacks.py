@@ -42,7 +42,8 @@ class Thread(msgspec.Struct, frozen=True, kw_only=True):
     call: str = ""
     """The innermost call of torch.distributed whose arguments the dump has."""
     arguments: Mapping[str, int] = {}
-    """The ranks among its arguments: `dst`, `src`, and their places in the group."""
+    """The ranks among its arguments: `dst`, `src`, and their places in the group; `peer` and
+    the variables of a script that waits for a transfer of gloo."""
 
 
 class RankStacks(msgspec.Struct, frozen=True, kw_only=True):
