@@ -42,9 +42,9 @@ _LATE = "class Late(msgspec.Struct):\n    name: str"
             "import everstep_services.attribution.analyzers.node_state as n\n"
             "import everstep_services.attribution.flight_recorder.folder as f\n"
             "import everstep_services.attribution.log_analysis.origins as o\n"
-            "import everstep_services.attribution.stack_analysis.dumps as d",
+            "import everstep.evidence.py_spy as s",
             "r.RasReport, n._Gpus, n._Groups, n._Pages, n._Processes, f.SummaryAnswer, "
-            "f.EntriesAnswer, o._DockerLine, d._SpyThread",
+            "f.EntriesAnswer, o._DockerLine, s.SpyThread",
             0,
         ),
     ],
