@@ -119,6 +119,8 @@ class Restarted(WireLine, frozen=True, kw_only=True):
     rank: _Count
     reason: str
     """What the rank did."""
+    error_name: str = ""
+    """The class of the exception that it raised; empty for none."""
     waited_s: _Seconds
     """How long it had made no progress; 0 if it raised an exception."""
     took_s: _Seconds

@@ -81,17 +81,23 @@ async def test_a_rank_that_its_own_monitor_ended_has_stood_still(
 
 
 @pytest.mark.parametrize(
-    ("reason", "cause", "kind"),
+    ("reason", "error_name", "cause", "kind"),
     [
-        ("rank 1 raised RuntimeError: on purpose", "user_code", "python_exception"),
-        ("rank 1 made no progress for 60 s", "unknown", "stood_still"),
-        ("rank 1 raised OutOfMemoryError: CUDA out of memory. Tried", "user_code", "gpu_oom"),
+        ("rank 1 did RuntimeError: on purpose", "RuntimeError", "user_code", "python_exception"),
+        ("rank 1 raised no progress for 60 s", "", "unknown", "stood_still"),
+        (
+            "rank 1 raised OutOfMemoryError: CUDA out of memory. Tried",
+            "OutOfMemoryError",
+            "user_code",
+            "gpu_oom",
+        ),
     ],
 )
 async def test_what_a_rank_did_before_all_restarted_in_their_processes(
-    reason: str, cause: str, kind: str
+    reason: str, error_name: str, cause: str, kind: str
 ) -> None:
-    found = await judged(case(trigger="restarted_in_process", rank=1, reason=reason))
+    of = case(trigger="restarted_in_process", rank=1, reason=reason, error_name=error_name)
+    found = await judged(of)
     assert (found.cause, found.kind, found.ranks) == (cause, kind, (1,))
     assert found.reason.startswith(f"{reason}; all ranks restarted in their processes")
 

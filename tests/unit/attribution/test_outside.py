@@ -69,18 +69,20 @@ async def test_each_fault_explains_what_it_brings_about(
 
 
 @pytest.mark.parametrize(
-    ("fault", "at_s", "reason", "cause"),
+    ("fault", "at_s", "reason", "error_name", "cause"),
     [
-        ("exception", -60.0, "rank 3 raised InjectedError: injected", "injected"),
-        ("hang", -60.0, "rank 3 made no progress for 60 s", "injected"),
-        ("kill", -60.0, "rank 3 raised ValueError: bad batch", "user_code"),
+        ("exception", -60.0, "rank 3 failed", "InjectedError", "injected"),
+        ("hang", -60.0, "rank 3 made no progress for 60 s", "", "injected"),
+        ("kill", -60.0, "rank 3 raised ValueError: no InjectedError", "ValueError", "user_code"),
     ],
 )
 async def test_a_restart_in_the_processes_may_be_injected_too(
-    fault: str, at_s: float, reason: str, cause: str
+    fault: str, at_s: float, reason: str, error_name: str, cause: str
 ) -> None:
-    acts = (act(fault, at_s),)
-    of = case(trigger="restarted_in_process", rank=3, reason=reason, outside=acts)
+    of = case(
+        trigger="restarted_in_process", rank=3, reason=reason, error_name=error_name,
+        outside=(act(fault, at_s),),
+    )  # fmt: skip
     found = await judged(in_time(of))
     assert (found.cause, found.ranks) == (cause, (3,))
 

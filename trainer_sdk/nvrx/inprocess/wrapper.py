@@ -316,13 +316,15 @@ class CallWrapper:
         if not lost and shared.first_to_interrupt() != rank:
             return
         error, waited_s = self.state.fn_exception, 0.0
-        reason = f"raised {type(error).__name__}: {error}"
+        name = "" if lost or error is None else type(error).__name__
+        reason = f"raised {name}: {error}"
         if lost:
             reason = "goes on without ranks that are gone"
         elif error is None:
             waited_s = self.wrapper.soft_timeout.total_seconds()
             reason = f"made no progress for {waited_s:g} s"
         fields = f'"waited_s":{waited_s!r},"took_s":{took_s:.3f},"reason":{quoted(reason)}'
+        fields += f',"error_name":{quoted(name)}'
         fields += f',"is_without":true,"lost":{lost}' * bool(lost)
         session()._link.send("restarted", fields)  # noqa: SLF001 - the same package
 

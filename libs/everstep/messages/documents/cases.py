@@ -252,6 +252,8 @@ class Case(Part, frozen=True, kw_only=True):
     """As in `incident_opened`."""
     reason: str = ""
     """As in `incident_opened`."""
+    error_name: str = ""
+    """As in `incident_opened`."""
     trigger_fact: Name | None = None
     """The id of the report that explains the others best."""
     node: Name | None = None

@@ -42,6 +42,9 @@ class IncidentOpened(IncidentFact, frozen=True, kw_only=True, tag="incident_open
     """The time of the training's last progress: the ledger counts from here."""
     injected_by: Name = ""
     """Who made the fault on purpose, where `reason` names them."""
+    error_name: str = ""
+    """For `restarted_in_process`: the class of the exception that the rank raised; empty for none.
+    """
 
 
 class IncidentExtended(IncidentFact, frozen=True, kw_only=True, tag="incident_extended.v1"):

@@ -286,7 +286,7 @@ class AgentFacts:
         reason = f"{cause}; all ranks restarted in their processes"
         opened = IncidentOpened(
             **self._of_round(order.round), incident=incident, trigger=IN_PROCESS, reason=cause,
-            node=self._node, rank=rank, step=step,
+            node=self._node, rank=rank, step=step, error_name=restarted.error_name,
         )  # fmt: skip
         ledger = Ledger(detect_s=restarted.waited_s, other_s=restarted.took_s)
         closed = IncidentClosed(

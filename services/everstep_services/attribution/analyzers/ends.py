@@ -85,7 +85,6 @@ _SILENT = (
     "its last lines (everstep logs {job} --round {round} --rank {rank}), and print the "
     "reason before such a call"
 )
-_RAISED_BY = re.compile(r"rank \d+ raised ")
 _IN_PROCESS = 0.75
 _OF_MONITOR = frozenset({"SIGTERM", "SIGKILL"})
 _BY_SIGNAL = 128
@@ -186,9 +185,8 @@ def _in_process(case: Case) -> Iterator[Claim]:
     if case.trigger != IN_PROCESS or case.rank is None:
         return
     text, match = clean(case.reason), match_in(case.reason)
-    has_raised = _RAISED_BY.match(case.reason) is not None
-    cause: VerdictCause = "user_code" if has_raised else "unknown"
-    kind = GENERAL if has_raised else STILL
+    cause: VerdictCause = "user_code" if case.error_name else "unknown"
+    kind = GENERAL if case.error_name else STILL
     if match is not None and match.rule.role == "root":
         cause, kind = match.rule.domain, match.rule.failure_class
     yield Claim(

@@ -104,7 +104,7 @@ def _shows(case: Case, act: OutsideAct) -> bool:
         is_sent = signal is not None and signal == _SIGNALS.get(act.reason)
         return is_sent or _RAISED in own[0].error_name or _is_in_its_time(case, act)
     if case.trigger == IN_PROCESS and case.rank == act.rank:
-        return _RAISED in case.reason or _is_in_its_time(case, act)
+        return _RAISED in case.error_name or _is_in_its_time(case, act)
     stalled = {stall.rank for stall in (*case.stalls, *case.warned_stalls)}
     stalled |= {*(case.located.first_ranks if case.located else ())}
     return (act.rank in stalled or act.reason in _LASTING) and _is_in_its_time(case, act)

@@ -133,6 +133,7 @@ class JobCases:
                 case,
                 trigger=fact.trigger,
                 reason=fact.reason[:TEXT_MOST],
+                error_name=fact.error_name[:SHORT_MOST],
                 trigger_fact=fact.trigger_fact,
                 node=fact.node,
                 rank=fact.rank,

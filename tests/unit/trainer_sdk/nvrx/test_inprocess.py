@@ -391,6 +391,7 @@ def test_the_first_rank_that_interrupts_reports_the_restart_to_its_agent(tmp_pat
             assert process.wait(WITHIN_S) == 0
         restarts = [told for told in rank.messages() if isinstance(told, Restarted)]
     assert [told.reason for told in restarts] == ["raised RuntimeError: again"] * 2
+    assert {told.error_name for told in restarts} == {"RuntimeError"}
     assert all(told.waited_s == 0 < told.took_s for told in restarts)
 
 
