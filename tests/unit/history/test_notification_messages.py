@@ -135,7 +135,8 @@ def test_a_message_reads_well() -> None:
 
 def test_a_verdict_without_a_culprit_leaves_the_first_report_first() -> None:
     """A11.1: an inconclusive verdict names nobody, and hides nothing."""
-    notice = a_notice(cause="unknown", confidence=0.0, verdict="inconclusive: too little evidence")
+    verdict = "there is too little evidence"
+    notice = a_notice(cause="unknown", confidence=0.0, verdict=verdict, is_inconclusive=True)
     assert texts.title(notice).endswith(": rank 3 exited with 1")
     assert texts.text(notice).startswith("rank 3 exited with 1\nVerdict: unknown")
 

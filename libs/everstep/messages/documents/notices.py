@@ -46,6 +46,8 @@ class Notice(Part, frozen=True, kw_only=True):
     """The cause of the verdict that holds; for a slow rank, why it is slow."""
     verdict: str = ""
     """The text of the verdict."""
+    is_inconclusive: bool = False
+    """The verdict names no cause: the first report comes first."""
     revision: Int = -1
     """The revision of the verdict; -1 without one."""
     confidence: float | None = None

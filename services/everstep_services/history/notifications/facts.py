@@ -82,6 +82,7 @@ def _judged(notices: Notices, fact: VerdictReached, now: float) -> None:
         revision=fact.revision,
         cause=fact.cause,
         verdict=_bounded(fact.reason),
+        is_inconclusive=fact.is_inconclusive,
         confidence=fact.confidence,
         ranks=ranks,
         nodes=nodes,

@@ -306,6 +306,7 @@ class Notices:
             notice, cause=incident.cause, verdict=incident.verdict, confidence=incident.confidence,
             ranks=incident.ranks, nodes=incident.nodes, affected=incident.affected,
             lost_s=incident.lost_s, revision=incident.revision, has_incident=has_incident,
+            is_inconclusive=incident.is_inconclusive,
         )  # fmt: skip
 
     def _is_done(self, notice: Notice) -> bool:

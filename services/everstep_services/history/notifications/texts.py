@@ -110,7 +110,7 @@ def _headline(notice: Notice) -> str:
 
 
 def _is_conclusive(notice: Notice) -> bool:
-    return bool(notice.verdict) and not notice.verdict.startswith("inconclusive")
+    return bool(notice.verdict) and not notice.is_inconclusive
 
 
 def _job_ended(notice: Notice) -> str:
