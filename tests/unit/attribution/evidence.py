@@ -79,7 +79,7 @@ def stalls(*elsewhere: int) -> tuple[Stall, ...]:
     return tuple(
         Stall(
             rank=rank, node="n0", fact=f"s{rank}", round=1, phase="step", waited_s=6, limit_s=5,
-            process_state="S", waits_for_ranks=rank not in elsewhere,
+            process_state="S", is_waiting_for_ranks=rank not in elsewhere,
             blocked_in="its main thread is at train.py:25 in train" if rank in elsewhere else where,
         )
         for rank in range(4)

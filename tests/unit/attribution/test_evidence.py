@@ -285,13 +285,13 @@ def warned(step: int | None) -> Stall:
     return Stall(
         rank=1, node="n0", fact="s1", round=1, phase="section", section="data", waited_s=6,
         limit_s=5, process_state="S", step=step, blocked_in="it waits for a pipe (pipe_read)",
-        waits_for_ranks=False,
+        is_waiting_for_ranks=False,
     )  # fmt: skip
 
 
 async def test_a_rank_that_nobody_could_look_into_is_not_outside_of_a_collective() -> None:
     told = tuple(
-        replace(stall, blocked_in="it waits for a lock", waits_for_ranks=None)
+        replace(stall, blocked_in="it waits for a lock", is_waiting_for_ranks=None)
         if stall.rank == 2
         else stall
         for stall in stalls()

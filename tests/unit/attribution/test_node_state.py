@@ -199,7 +199,7 @@ async def test_a_rank_that_left_early_is_named_where_the_others_wait_for_it() ->
     """`sys.exit(0)`, and its process does not go: nobody has lost it, and all others stall."""
     waits = tuple(
         Stall(rank=rank, node=f"n{rank // 2}", fact=f"stall-{rank}", round=1, phase="step",
-              waited_s=9.0, limit_s=8.0, blocked_in="all_reduce", waits_for_ranks=True)
+              waited_s=9.0, limit_s=8.0, blocked_in="all_reduce", is_waiting_for_ranks=True)
         for rank in (0, 2, 3)
     )  # fmt: skip
     standing = pages(

@@ -81,7 +81,7 @@ class Stall(Part, frozen=True, kw_only=True):
     """Where the rank waited."""
     process_state: str = ""
     """The kernel's letter for the process."""
-    waits_for_ranks: bool | None = None
+    is_waiting_for_ranks: bool | None = None
     """As in `rank_stalled`."""
 
 

@@ -121,7 +121,7 @@ class RankStalled(RankFact, frozen=True, kw_only=True, tag="rank_stalled.v1"):
     """What the limit is for: a section, or `first-step`, `step`, `outside` or `heartbeat`."""
     limit_origin: Name = ""
     """Where somebody has set the limit: an option, a setting, `everstep limits`."""
-    waits_for_ranks: bool | None = None
+    is_waiting_for_ranks: bool | None = None
     """The rank waits for other ranks; None where nothing shows whether it does."""
 
 

@@ -44,7 +44,7 @@ class ProcessState:
 
     letter: str
     text: str
-    waits_for_ranks: bool | None = None
+    is_waiting_for_ranks: bool | None = None
     """It waits for other ranks: one of them may be the reason of the stall. None if unknown."""
 
     @property

@@ -194,7 +194,7 @@ class StallRecorder:
         self._workdir.say(reason, is_warning=True)
         acts = self._agent.rank_stalled(
             place.rank, reason, stalled.waited_s, fact.id, self._clock.now(), place.entered_in,
-            waits_for_others=bool(process.waits_for_ranks), is_fatal=is_fatal,
+            waits_for_others=bool(process.is_waiting_for_ranks), is_fatal=is_fatal,
         )  # fmt: skip
         self._do(acts)
 

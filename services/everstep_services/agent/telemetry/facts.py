@@ -199,7 +199,7 @@ class AgentFacts:
             is_fatal=is_fatal,
             limit_name=place.limit.name,
             limit_origin=place.limit.origin,
-            waits_for_ranks=process.waits_for_ranks,
+            is_waiting_for_ranks=process.is_waiting_for_ranks,
         )
 
     def rank_recovered(self, order: StartRanks, moving: Moving, stall: str) -> RankRecovered:

@@ -79,8 +79,8 @@ def _located(case: Case) -> Iterator[Claim]:
 
 def _elsewhere(case: Case) -> Iterator[Claim]:
     """If most ranks wait for others: the ranks that wait for none."""
-    waiting = [stall for stall in case.stalls if stall.waits_for_ranks]
-    others = [stall for stall in case.stalls if stall.waits_for_ranks is False]
+    waiting = [stall for stall in case.stalls if stall.is_waiting_for_ranks]
+    others = [stall for stall in case.stalls if stall.is_waiting_for_ranks is False]
     is_alone = not waiting and len(others) == 1 and case.world_size > 1
     if not is_alone and not 0 < len(others) <= len(waiting):
         return
@@ -114,7 +114,7 @@ def _stalled(case: Case) -> Iterator[Claim]:
     for stall in case.stalls[:32]:
         yield from _of_kernel(stall)
         is_other = bool(first) and stall.rank not in first
-        if is_other or stall.waits_for_ranks:
+        if is_other or stall.is_waiting_for_ranks:
             continue
         guess = _PHASES.get(stall.phase) or _of_section(stall.section or "")
         if guess is not None:

@@ -65,7 +65,7 @@ def stall_of(fact: RankStalled) -> Stall:
         signal=fact.signal,
         blocked_in=fact.blocked_in[:SHORT_MOST],
         process_state=fact.process_state[:8],
-        waits_for_ranks=fact.waits_for_ranks,
+        is_waiting_for_ranks=fact.is_waiting_for_ranks,
     )
 
 

@@ -114,7 +114,7 @@ def test_what_is_said_of_it(
     found = in_words(ProcessState(*process), python, waits_in)
     assert found.text == text
     waits = True if text.endswith(WAITS) else None if text.endswith(MAY_WAIT) else False
-    assert found.waits_for_ranks is waits
+    assert found.is_waiting_for_ranks is waits
 
 
 def silent() -> bytes | None:
