@@ -54,7 +54,7 @@ def _asked() -> argparse.Namespace:
 def _alone(sizes: Sequence[int]) -> None:
     print(
         f"{'nodes':>8}{'joined s':>10}{'formed s':>10}{'running s':>12}"
-        f"{'messages/node':>16}{'bytes/node':>14}{'peak MiB':>12}"
+        f"{'service s':>12}{'agents s':>12}{'messages/node':>16}{'bytes/node':>14}{'peak MiB':>12}"
     )
     for nodes in sizes:
         print(_row(asyncio.run(form(nodes))), flush=True)
@@ -63,6 +63,7 @@ def _alone(sizes: Sequence[int]) -> None:
 def _row(formed: Formed) -> str:
     return (
         f"{formed.nodes:8}{formed.joined_s:10.2f}{formed.formed_s:10.2f}{formed.running_s:12.2f}"
+        f"{formed.service_s:12.2f}{formed.agents_s:12.2f}"
         f"{formed.messages / formed.nodes:16.1f}{formed.size / formed.nodes:14,.0f}"
         f"{formed.peak_mib:12.0f}"
     )

@@ -47,6 +47,10 @@ class Formed:
     messages: int
     size: int
     """Of the messages, in bytes."""
+    service_s: float
+    """Of the service's processor, until the last agent had its order."""
+    agents_s: float
+    """The same, of the process with all agents."""
     peak_mib: float
     """Of the service."""
 
@@ -73,12 +77,13 @@ async def _form(nats: DevServer, folder: Path, count: int) -> Formed:
         hearing = tasks.create_task(crowd.hear(ready))
         await ready.wait()
         await _until_answering(buses[0])
-        before = _traffic(buses)
+        before, used_s = _traffic(buses), (_used_s(service), time.process_time())
         began = time.perf_counter()
         await crowd.join_all()
         joined_s = time.perf_counter() - began
         await asyncio.wait_for(crowd.formed.wait(), 60)
         formed_s = time.perf_counter() - began
+        service_s, agents_s = _used_s(service) - used_s[0], time.process_time() - used_s[1]
         after = _traffic(buses)
         await crowd.start_all()
         await asyncio.wait_for(crowd.running.wait(), 60)
@@ -92,6 +97,8 @@ async def _form(nats: DevServer, folder: Path, count: int) -> Formed:
         running_s=running_s,
         messages=after[0] - before[0],
         size=after[1] - before[1],
+        service_s=service_s,
+        agents_s=agents_s,
         peak_mib=peak,
     )
 
@@ -226,6 +233,11 @@ async def _until_answering(bus: NatsBus) -> None:
                 await asyncio.sleep(0.05)
             except BusError:
                 return
+
+
+def _used_s(process: psutil.Process) -> float:
+    used = process.cpu_times()
+    return float(used.user + used.system)
 
 
 def _traffic(buses: list[NatsBus]) -> tuple[int, int]:

@@ -8,7 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Literal
@@ -41,6 +41,7 @@ class Span:
 Sink = Callable[[Span], None]
 _current: ContextVar[Span | None] = ContextVar("span", default=None)
 _sinks: list[Sink] = []
+_NOT_MEASURED = nullcontext()
 
 
 @contextmanager
@@ -53,14 +54,17 @@ def collected_by(sink: Sink) -> Iterator[None]:
         _sinks.remove(sink)
 
 
-@contextmanager
 def span(
     name: str, kind: Kind, attributes: Mapping[str, str], *, parent: str | None = None
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Measure the block. `parent` is a `traceparent` from outside; a bad one begins a new trace."""
-    if not _sinks:
-        yield
-        return
+    return _measured(name, kind, attributes, parent) if _sinks else _NOT_MEASURED
+
+
+@contextmanager
+def _measured(
+    name: str, kind: Kind, attributes: Mapping[str, str], parent: str | None
+) -> Iterator[None]:
     made = Span(name, kind, *_context(parent), attributes)
     token = _current.set(made)
     try:

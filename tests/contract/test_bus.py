@@ -113,8 +113,9 @@ async def read_job(bus: Bus, job: str, count: int) -> list[Fact]:
 
 async def test_facts_are_read_in_the_order_they_were_recorded(bus: Bus, job: str) -> None:
     facts = [ended(job, f"reason {number}") for number in range(50)]
-    for fact in facts:
+    for fact in facts[:25]:
         await bus.record(fact)
+    await bus.record(*facts[25:])
     assert await read_job(bus, job, 50) == facts
 
 

@@ -123,8 +123,8 @@ class MemoryBus:
             return True
         raise BusTimeoutError(f"no answer to {subject} within {within_s:g} s")
 
-    async def record(self, fact: Fact) -> None:
-        self._spool.append(fact)
+    async def record(self, *facts: Fact) -> None:
+        self._spool.extend(facts)
         await self._empty_spool()
 
     async def _empty_spool(self) -> None:

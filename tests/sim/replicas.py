@@ -69,7 +69,7 @@ class Replica:
         for probe in outcome.probes:
             fleet.probe(self, probe)
         if outcome.is_changed:
-            fleet.record.recorded(job.outbox)
+            fleet.record.recorded(list(job.outbox))
             job.recorded(job.outbox)
         self.sleep(outcome.wake_at)
 

@@ -122,7 +122,8 @@ class NatsBus:
 
         self._inboxes.append(inbox)
         try:
-            async with self._connection.subscribed(subject, on_message, inbox.put):
+            # A message without headers asks for no acknowledgement.
+            async with self._connection.subscribed(subject, on_message, inbox.hear):
                 yield inbox
         finally:
             self._inboxes.remove(inbox)
@@ -148,8 +149,8 @@ class NatsBus:
 
     # -- facts -----------------------------------------------------------------------------
 
-    async def record(self, fact: Fact) -> None:
-        await self._box.record(fact)
+    async def record(self, *facts: Fact) -> None:
+        await self._box.record(*facts)
 
     async def flush(self, within_s: float) -> None:
         await self._box.flush(within_s)

@@ -174,7 +174,7 @@ class Connection:
     ) -> AsyncIterator[None]:
         """Subscribe to a subject while the block runs; `BusDeniedError` when we may not.
 
-        With `hear`, messages without reply subject and headers are passed to it at once instead.
+        With `hear`, messages without headers are passed to it at once instead.
         """
         wanted = _Wanted(self, subject, on_message, hear)
         async with self.attached(wanted):

@@ -58,6 +58,10 @@ class BoundedInbox(Generic[M]):
         self._filled.set()
         return True
 
+    def hear(self, subject: str, _reply: str, data: bytes) -> None:
+        """Put a message that nobody is to acknowledge."""
+        self.put(subject, data)
+
     async def get(self) -> M:
         while not self._waiting:
             self._filled.clear()

@@ -319,6 +319,13 @@ class JetStream:
         return answer
 
     async def on_reply(self, message: Msg) -> None:
+        self._replied(message)
+
+    def hear(self, subject: str, reply: str, data: bytes) -> None:
+        """Take a reply without headers."""
+        self._replied(Msg(self._connection.client, subject, reply, data))
+
+    def _replied(self, message: Msg) -> None:
         if message.subject in self._series:
             self._series[message.subject][1].put_nowait(message)
             return
@@ -411,7 +418,8 @@ async def open_jetstream(connection: Connection) -> AsyncIterator[JetStream]:
     with connection.noticing(
         down=jetstream.fail_all, denied=jetstream.fail_denied, fewer=jetstream.fail_of_streams
     ):
-        async with connection.subscribed(f"{jetstream.inbox}.*", jetstream.on_reply):
+        replies = f"{jetstream.inbox}.*"
+        async with connection.subscribed(replies, jetstream.on_reply, jetstream.hear):
             try:
                 yield jetstream
             finally:

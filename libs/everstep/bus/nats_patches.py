@@ -21,6 +21,7 @@ from nats import errors as nats_errors
 from nats.aio.client import PING_PROTO, PONG_PROTO, Client, Srv
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport, Transport
+from nats.micro.service import Service
 from nats.protocol.parser import AWAITING_CONTROL_LINE, CRLF_SIZE, Parser
 
 log = logging.getLogger(__name__)
@@ -29,17 +30,19 @@ T = TypeVar("T")
 
 _CLOSE_WITHIN_S = 2.0
 _INFO = b"INFO "
-Hear = Callable[[str, bytes], object]
-"""Handles the subject and the body of a message at once."""
+Hear = Callable[[str, str, bytes], object]
+"""Handles the subject, the reply subject and the body of a message at once."""
 OnServers = Callable[[Collection[str], bool], None]
 """Hears at which addresses clients reach the server and those that it reaches, and whether this is
 its first report on the connection."""
 
-_PLAIN = re.compile(rb"MSG (\S+) (\d+) (\d+)\r\n")
+_PLAIN = re.compile(rb"MSG (\S+) (\d+) (?:(\S+) )?(\d+)\r\n")
 
 
 class Hearing(Protocol):
     """The part of the client that the parser uses."""
+
+    stats: dict[str, int]
 
     def hear_of(self, sid: int) -> Hear | None:
         """Return the direct handler of a subscription's plain messages, if it may be called now."""
@@ -49,7 +52,7 @@ class Hearing(Protocol):
 
 
 class FrameParser(Parser):
-    """nats-py's parser, with a fast path for plain messages.
+    """nats-py's parser, with a fast path for plain messages, those without headers.
 
     Health receives a beat a second from each node. nats-py copies each message twice, matches it
     with up to seven patterns, and awaits its handler: half of the cost of a beat. Here a plain
@@ -68,12 +71,14 @@ class FrameParser(Parser):
             begins = not buffer and self.state == AWAITING_CONTROL_LINE
             plain = _PLAIN.match(data, at) if begins else None
             if plain is not None:
-                subject, sid, size = plain.groups()
+                subject, sid, reply, size = plain.groups(b"")
                 end = plain.end() + int(size)
                 hear = self._client.hear_of(int(sid))
                 if hear is not None and end + CRLF_SIZE <= len(data):
+                    self._client.stats["in_msgs"] += 1
+                    self._client.stats["in_bytes"] += int(size)
                     try:
-                        hear(subject.decode(), data[plain.end() : end])
+                        hear(subject.decode(), reply.decode(), data[plain.end() : end])
                     except Exception as error:  # noqa: BLE001 - it must not end the connection
                         await self._client.hear_failed(error)
                     at = end + CRLF_SIZE
@@ -98,7 +103,7 @@ class PatchedClient(Client):
     4. A task that is cancelled while it waits for a write is cancelled.
     5. A task that is cancelled while a connection attempt fails is cancelled.
     6. Messages that a server sends before it answers CONNECT are handled, not taken for the answer.
-    7. Plain messages are handled without a queue and a task for each subscription.
+    7. Messages without headers are handled without a queue and a task for each subscription.
     8. It waits a random time after each attempt to reconnect that fails: nats-py's waits are all
        the same, and a fleet would storm a server that was away for long.
     9. It aborts a lost connection: nats-py waits for the server to close TLS, 30 s if it hangs.
@@ -116,7 +121,7 @@ class PatchedClient(Client):
         self._cancelled: Callable[[], bool] = _never
 
     def hear_at_once(self, subscription: Subscription, hear: Hear) -> None:
-        """Pass messages without reply and headers to `hear` as they arrive, in their order."""
+        """Pass messages without headers to `hear` as they arrive, in their order."""
         self._hears[subscription._id] = subscription, hear  # noqa: SLF001
 
     def hear_of(self, sid: int) -> Hear | None:
@@ -131,12 +136,12 @@ class PatchedClient(Client):
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
     ) -> None:
-        hear = None if reply or headers else self.hear_of(sid)
+        hear = None if headers else self.hear_of(sid)
         if hear is None:
             await super()._process_msg(sid, subject, reply, data, headers)
             return
         try:
-            hear(subject.decode(), data)
+            hear(subject.decode(), reply.decode(), data)
         except Exception as error:  # noqa: BLE001
             await self.hear_failed(error)
 
@@ -275,6 +280,18 @@ def _cancelled_since() -> Callable[[], bool]:
 
 def _never() -> bool:
     return False
+
+
+def answer_at_once(client: Client, service: Service, hear: Hear) -> None:
+    """Pass questions at the newest endpoint of a service to `hear`, and count them there."""
+    endpoint = service._endpoints[-1]  # noqa: SLF001
+
+    def counted(subject: str, reply: str, data: bytes) -> None:
+        endpoint._num_requests += 1  # noqa: SLF001
+        hear(subject, reply, data)
+
+    if isinstance(client, PatchedClient) and endpoint._subscription is not None:  # noqa: SLF001
+        client.hear_at_once(endpoint._subscription, counted)  # noqa: SLF001
 
 
 async def settle(client: Client, within_s: float) -> None:

@@ -237,8 +237,8 @@ class Bus(Protocol):
         """Fire and forget. Without a server the newest messages wait; the oldest are dropped."""
         ...
 
-    async def record(self, fact: Fact) -> None:
-        """Keep a fact. On return it is on this disk, and the stream will receive it, once."""
+    async def record(self, *facts: Fact) -> None:
+        """Keep facts. On return they are on this disk, and the stream will receive each, once."""
         ...
 
     async def flush(self, within_s: float) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 from nats import errors as nats_errors
 from nats.aio.client import Client
@@ -17,10 +18,12 @@ from everstep.bus.connection import Connection
 from everstep.bus.errors import (
     AskRefusedError,
     AskTimeoutError,
+    BusError,
     BusTimeoutError,
 )
 from everstep.bus.input_failures import InputFailures
 from everstep.bus.jetstream import JetStream, nobody
+from everstep.bus.nats_patches import answer_at_once
 from everstep.bus.ports import Handler, M
 from everstep.errors import EverstepError
 from everstep.messages import Message, tag_of
@@ -29,8 +32,7 @@ from everstep.messages.questions.asks import ASKS
 
 log = logging.getLogger(__name__)
 
-_QUEUE = 16_384
-_WORKERS = 1024
+_OPEN_MOST = 16_384
 """Handlers may collect questions and decide about many at once; waiting handlers cost little."""
 _ERROR = "Nats-Service-Error"
 _CODE = "Nats-Service-Error-Code"
@@ -82,17 +84,29 @@ async def ask(  # noqa: PLR0913  service, verb, question and limit are all neede
     return answer
 
 
+class _Question(NamedTuple):
+    subject: str
+    reply: str
+    data: bytes
+    headers: Mapping[str, str] | None = None
+
+
 class _Answering:
-    """One replica of one service: receives and enqueues questions; worker tasks answer them."""
+    """One replica of one service: answers each question in a task of its own."""
 
     def __init__(self, connection: Connection, name: str, handlers: Mapping[str, Handler]) -> None:
         self._connection = connection
         self._name = name
         self._handlers = handlers
-        self._questions: asyncio.Queue[tuple[str, Request]] = asyncio.Queue(_QUEUE)
+        self._tasks = asyncio.TaskGroup()
+        self._open = 0
         self._service: Service | None = None
         self._input_failures = InputFailures(name)
         self._has_dropped = False
+
+    async def answer_for_ever(self) -> None:
+        async with self._tasks:
+            await asyncio.Event().wait()
 
     async def attach(self, client: Client) -> None:
         self._service = await add_service(
@@ -100,53 +114,62 @@ class _Answering:
         )
         for verb in self._handlers:
             subject = subjects.ask(self._name, verb, None)
-            await self._service.add_endpoint(name=verb, subject=subject, handler=self._enqueue)
+            await self._service.add_endpoint(name=verb, subject=subject, handler=self._on_request)
+            answer_at_once(client, self._service, self._hear)
             await self._connection.refuse_if_denied(client, subject)
 
-    async def _enqueue(self, request: Request) -> None:
-        # nats-py answers with the error raised here; if that fails, it ends the subscription.
-        with self._input_failures.caught("a question"):
-            if not _reply_subject(request):
-                self._drop(request)
-                return
-            try:
-                self._questions.put_nowait((request.subject.split(".")[3], request))
-            except asyncio.QueueFull:
-                await _refuse(request, "503", f"{self._name} has {_QUEUE} questions waiting")
+    async def _on_request(self, request: Request) -> None:
+        """Take a question with headers, which nats-py has queued."""
+        reply = request._msg.reply  # noqa: SLF001  no public attribute has it
+        self._take(_Question(request.subject, reply, request.data, request.headers))
 
-    def _drop(self, request: Request) -> None:
+    def _hear(self, subject: str, reply: str, data: bytes) -> None:
+        self._take(_Question(subject, reply, data))
+
+    def _take(self, question: _Question) -> None:
+        if not question.reply:
+            self._drop(question)
+        elif self._open < 2 * _OPEN_MOST:  # else not even refusals leave this process
+            self._open += 1
+            self._tasks.create_task(self._answer(question))
+
+    def _drop(self, question: _Question) -> None:
         """Ignore a question without a reply subject: nobody could receive the answer."""
         if not self._has_dropped:
             self._has_dropped = True
-            log.warning("question_dropped subject=%s reason=it has no reply", request.subject)
+            log.warning("question_dropped subject=%s reason=it has no reply", question.subject)
 
-    async def work_for_ever(self) -> None:
-        while True:
-            verb, request = await self._questions.get()
-            with self._input_failures.caught(f"{verb} of {self._name}"):
-                try:
-                    await self._answer(verb, request)
-                except nats_errors.Error as error:
-                    log.info("answer_lost service=%s verb=%s error=%s", self._name, verb, error)
-
-    async def _answer(self, verb: str, request: Request) -> None:
+    async def _answer(self, question: _Question) -> None:
         try:
-            question = _question(request, self._name, verb)
-            about = {"everstep.job": subjects.job_of(request.subject)}
-            parent = (request.headers or {}).get(spans.HEADER)
+            data, error = await self._answer_to(question)
+            await self._connection.client.publish(question.reply, data, headers=error)
+        except (nats_errors.Error, BusError) as lost:
+            log.info("answer_lost subject=%s error=%s", question.subject, lost)
+        except Exception as bug:  # noqa: BLE001  the replica answers all others
+            self._input_failures.note(f"a question to {self._name}", bug)
+        finally:
+            self._open -= 1
+
+    async def _answer_to(self, question: _Question) -> tuple[bytes, dict[str, str] | None]:
+        """Return the answer and no headers, or those that tell an error."""
+        if self._open > _OPEN_MOST:
+            return _error("503", f"{self._name} has {_OPEN_MOST} questions waiting")
+        verb = question.subject.split(".")[3]
+        try:
+            message = _decoded(question, self._name, verb)
+            about = {"everstep.job": subjects.job_of(question.subject)}
+            parent = (question.headers or {}).get(spans.HEADER)
             with spans.span(f"{self._name}.{verb}", "server", about, parent=parent):
-                reply = encode(await self._handlers[verb](question))
+                return encode(await self._handlers[verb](message)), None
         except BadMessageError as error:
-            await _refuse(request, "400", str(error))
+            return _error("400", str(error))
         except RefusalError as error:
-            await _refuse(request, error.code, str(error))
+            return _error(error.code, str(error))
         except EverstepError as error:
-            await _refuse(request, "422", str(error))
+            return _error("422", str(error))
         except Exception as error:  # noqa: BLE001  one asker's question must not end the service
             self._input_failures.note(f"{verb} of {self._name}", error)
-            await _refuse(request, "500", f"{self._name} failed: see its log")
-        else:
-            await request.respond(reply)
+            return _error("500", f"{self._name} failed: see its log")
 
     async def stop(self) -> None:
         if self._service is not None:
@@ -157,18 +180,14 @@ class _Answering:
                 log.debug("service_not_stopped error=%s", error)
 
 
-def _reply_subject(request: Request) -> str:
-    return str(request._msg.reply or "")  # noqa: SLF001  no public attribute has it
-
-
-def _question(request: Request, service: str, verb: str) -> Message:
-    question = decode(request.data)
-    check_kind(service, verb, question)
+def _decoded(question: _Question, service: str, verb: str) -> Message:
+    message = decode(question.data)
+    check_kind(service, verb, message)
     # The server allows this asker the job in the subject, and no other.
-    if getattr(question, "job", None) != subjects.job_of(request.subject):
+    if getattr(message, "job", None) != subjects.job_of(question.subject):
         raise RefusalError("403", "the question is about another job than its subject")
-    subjects.check_name(subjects.job_of(request.subject))
-    return question
+    subjects.check_name(subjects.job_of(question.subject))
+    return message
 
 
 def check_kind(service: str, verb: str, question: Message) -> None:
@@ -179,9 +198,9 @@ def check_kind(service: str, verb: str, question: Message) -> None:
         raise RefusalError("400", text)
 
 
-async def _refuse(request: Request, code: str, text: str) -> None:
+def _error(code: str, text: str) -> tuple[bytes, dict[str, str]]:
     one_line = " ".join(text.split())[:_MAX_REASON]
-    await request.respond_error(code, one_line.encode("ascii", "replace").decode())
+    return b"", {_ERROR: one_line.encode("ascii", "replace").decode(), _CODE: code}
 
 
 @asynccontextmanager
@@ -190,8 +209,7 @@ async def answering(
 ) -> AsyncIterator[None]:
     """See `everstep.bus.ports.Bus.answer`."""
     replica = _Answering(jetstream.connection, service, handlers)
-    workers = [replica.work_for_ever() for _ in range(_WORKERS)]
-    async with in_background(*workers), jetstream.connection.attached(replica):
+    async with in_background(replica.answer_for_ever()), jetstream.connection.attached(replica):
         try:
             yield
         finally:

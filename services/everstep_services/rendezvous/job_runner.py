@@ -332,11 +332,12 @@ class JobRunner:
     async def _record(self, job: RendezvousJob) -> None:
         """Record the decided facts. A fact that fails stays in the document for another attempt."""
         waiting = job.outbox
-        facts = [fact for fact in (_fact_in(text) for text in waiting) if fact is not None]
+        decoded = (fact or _fact_in(text) for text, fact in waiting.items())
+        facts = [fact for fact in decoded if fact is not None]
         if not facts:
             return
         try:
-            await asyncio.gather(*(self._around.bus.record(fact) for fact in facts))
+            await self._around.bus.record(*facts)
         except BusError as error:
             log.warning("facts_not_recorded job=%s error=%s", self._name, error)
         else:

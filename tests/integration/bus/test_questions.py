@@ -1,6 +1,7 @@
 """Questions as foreign clients ask them: without a reply, and too many."""
 
 import asyncio
+import json
 import logging
 
 import nats as nats_client
@@ -15,11 +16,10 @@ from everstep.messages import Done, Message, ShowRound, encode
 from tests.waiting import WITHIN_S, until_async
 
 
-async def test_a_full_queue_drops_questions_without_a_reply_and_refuses_the_others(
+async def test_questions_without_a_reply_are_dropped_and_too_many_refused(
     nats: DevServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(requests, "_QUEUE", 1)
-    monkeypatch.setattr(requests, "_WORKERS", 1)
+    monkeypatch.setattr(requests, "_OPEN_MOST", 2)
     caplog.set_level(logging.WARNING, "everstep.bus.requests")
     begun, may_end = asyncio.Event(), asyncio.Event()
 
@@ -45,12 +45,14 @@ async def test_a_full_queue_drops_questions_without_a_reply_and_refuses_the_othe
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(ask())
                 await begun.wait()
-                for _ in range(3):  # one waits, and the others find the queue full
+                for _ in range(3):  # one is answered, and the others are too many
                     tasks.create_task(ask())
                     await raw.publish(subject, question)
                 await until_async(lambda: answers.count("503") == 2, "two were refused")
                 may_end.set()
             assert sorted(answers) == ["200", "200", "503", "503"]
+            counted = json.loads((await raw.request("$SRV.STATS.rendezvous")).data)
+            assert counted["endpoints"][0]["num_requests"] == len(answers) + 3
             assert caplog.text.count("question_dropped") == 1
     finally:
         await raw.close()

@@ -91,10 +91,10 @@ class _FullBus(MemoryBus):
 
     is_full = True
 
-    async def record(self, fact: Fact) -> None:
+    async def record(self, *facts: Fact) -> None:
         if self.is_full:
             raise SpoolFullError("full")
-        await super().record(fact)
+        await super().record(*facts)
 
 
 async def test_facts_wait_in_the_document_while_the_disk_is_full() -> None:

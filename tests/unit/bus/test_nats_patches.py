@@ -26,16 +26,18 @@ class Client(PatchedClient):
     def __init__(self) -> None:
         super().__init__()
         self.heard: list[tuple[int, str, bytes]] = []
+        self.replies: list[str] = []
         self.failed: list[Exception] = []
         self.fails_on = b""
         for sid in (QUICK, SLOW):
             self._subs[sid] = Subscription(self, sid, f"s{sid}")
         self.hear_at_once(self._subs[QUICK], self._hear)
 
-    def _hear(self, subject: str, data: bytes) -> None:
+    def _hear(self, subject: str, reply: str, data: bytes) -> None:
         if self.fails_on and data == self.fails_on:
             raise ValueError(data)
         self.heard.append((QUICK, subject, data))
+        self.replies.append(reply)
 
     def _build_message(self, sid: int, subject: bytes, *rest: object) -> Msg:
         """What nats-py would queue, which nobody takes from the queue here."""
@@ -73,6 +75,8 @@ async def test_every_message_is_heard_once_and_in_order(
     frames = [frame(sid, f"a.{n}", body, how) for n, (sid, body, how) in enumerate(messages)]
     await parsed(client, b"".join(frames), cuts)
     assert client.heard == [(sid, f"a.{n}", body) for n, (sid, body, _) in enumerate(messages)]
+    at_once = [how for sid, _, how in messages if sid == QUICK and how != "headers"]
+    assert client.replies == ["back.to.us" if how == "reply" else "" for how in at_once]
 
 
 async def test_who_cannot_take_one_in_hears_the_next() -> None:

@@ -116,19 +116,15 @@ class Outbox:
 
     # -- onto the disk ---------------------------------------------------------------------
 
-    async def record(self, fact: Fact) -> None:
-        data = encode(fact)
-        subject = subjects.fact(fact.job, kind_of(fact))
-        limit = MAX_MESSAGE_BYTES - _HEADERS_BYTES
-        if len(data) > limit:
-            raise MessageTooLargeError(subject, len(data), limit)
+    async def record(self, *facts: Fact) -> None:
+        records = [_record_of(fact) for fact in facts]
         group = self._group
-        group.records.append(f"{subject}\n{fact.id}\n".encode() + data)
+        group.records += records
         self._grew.set()
         await group.kept.wait()
         if group.error is not None:
             raise type(group.error)(*group.error.args)
-        self.counters["recorded"] += 1
+        self.counters["recorded"] += len(records)
 
     async def keep_for_ever(self) -> None:
         """Write each group with one fsync, while the next one gathers."""
@@ -340,6 +336,15 @@ class Outbox:
         if not self._connection.connected:
             return self._connection.trouble or f"no connection to {self._connection.settings.url}"
         return str(self.trouble or "still sending")
+
+
+def _record_of(fact: Fact) -> bytes:
+    data = encode(fact)
+    subject = subjects.fact(fact.job, kind_of(fact))
+    limit = MAX_MESSAGE_BYTES - _HEADERS_BYTES
+    if len(data) > limit:
+        raise MessageTooLargeError(subject, len(data), limit)
+    return f"{subject}\n{fact.id}\n".encode() + data
 
 
 @asynccontextmanager

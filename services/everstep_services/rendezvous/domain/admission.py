@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, assert_never
 
 from everstep.messages import JobSpec, Join, NodeRefused, Option
@@ -278,6 +279,7 @@ def _wrong_version(ours: str, ask: Join) -> Refusal | None:
     )
 
 
+@lru_cache(16)
 def _release(version: str) -> tuple[int, int] | None:
     parts = version.split(".")
     if len(parts) < 2 or not parts[0].isdecimal() or not parts[1].isdecimal():

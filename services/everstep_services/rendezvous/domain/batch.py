@@ -66,7 +66,7 @@ class Batch:
 
     def record(self, fact: Fact) -> str:
         """Add a fact, recorded once the document that holds it is written; return its id."""
-        self.state.outbox.append(encode(fact).decode())
+        self.state.outbox[encode(fact).decode()] = fact
         self.state.is_changed = True
         return fact.id
 

@@ -29,7 +29,9 @@ def try_form(batch: Batch) -> None:
     if not settle(batch):
         return
     batch.timers.start("form", batch.state.doc.round, batch.state.doc.allocation)
-    idle = [seat for seat in batch.state.in_stage("idle") if may_have_slot(batch, seat)]
+    idle = batch.state.in_stage("idle")
+    if batch.state.is_left or batch.control.exclusions:
+        idle = [seat for seat in idle if may_have_slot(batch, seat)]
     world = world_of(batch)
     is_enough = len(idle) >= min(world.sizes(), default=world.least)
     candidates = _candidates(batch, idle) if is_enough else []

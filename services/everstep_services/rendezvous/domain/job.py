@@ -1,9 +1,10 @@
 """One job, from its document: events go in, a new document and orders come out."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from everstep.messages import (
     Done,
+    Fact,
     Join,
     Leave,
     Message,
@@ -85,14 +86,14 @@ class RendezvousJob:
         return self._state.document()
 
     @property
-    def outbox(self) -> Sequence[str]:
-        """Facts that are decided but perhaps not recorded yet."""
-        return tuple(self._state.outbox)
+    def outbox(self) -> Mapping[str, Fact | None]:
+        """Facts, by their text, that are decided but perhaps not recorded yet; see `JobState`."""
+        return self._state.outbox.copy()
 
-    def recorded(self, facts: Sequence[str]) -> None:
+    def recorded(self, facts: Iterable[str]) -> None:
         """Remove these facts from the next document, because they are recorded."""
-        stored = set(facts)
-        self._state.outbox = [text for text in self._state.outbox if text not in stored]
+        for text in facts:
+            self._state.outbox.pop(text, None)
 
     def apply(self, events: Sequence[Event], now: Now, control: JobControl) -> BatchOutcome:
         """Decide about a batch of events together."""

@@ -160,7 +160,9 @@ def _in_its_allocation(batch: Batch, ask: Join) -> Join:
     Agents that a person started have one, and pods, which Kubernetes replaces one by one.
     """
     doc = batch.state.doc
-    if ask.scheduler not in _ONE_BY_ONE or not doc.allocations or not batch.state.present:
+    if ask.allocation == doc.allocation or ask.scheduler not in _ONE_BY_ONE:
+        return ask
+    if not doc.allocations or not batch.state.present:
         return ask
     return replace(ask, allocation=doc.allocation)
 

@@ -30,8 +30,9 @@ class Candidate:
     @property
     def order(self) -> tuple[object, ...]:
         """Sorts by the scheduler's order, else by domain, then by name in natural order."""
-        infra = inf if self.infra_rank is None else self.infra_rank
-        return (infra, _natural(self.failure_domain or self.network), _natural(self.node))
+        if self.infra_rank is not None:  # no other node has it
+            return (self.infra_rank,)
+        return (inf, _natural(self.failure_domain or self.network), _natural(self.node))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import Literal, TypedDict, Unpack
 
 from msgspec.structs import replace
 
-from everstep.messages import Budget, JobSpec, Replication, RoundDocument, Seat, StartRanks
+from everstep.messages import Budget, Fact, JobSpec, Replication, RoundDocument, Seat, StartRanks
 from everstep.messages.base import Time
 from everstep.messages.documents.rounds import (
     AgreedSave,
@@ -83,7 +83,8 @@ class JobState:
 
     def __init__(self, document: RoundDocument) -> None:
         self.doc = replace(document, seats=(), former=(), outbox=())
-        self.outbox = list(document.outbox)
+        self.outbox: dict[str, Fact | None] = dict.fromkeys(document.outbox)
+        """Facts by their text in the document; None where another replica decided them."""
         self.is_changed = False
         self._seats = {seat.node: seat for seat in document.seats}
         self._former = dict.fromkeys(document.former)
