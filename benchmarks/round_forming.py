@@ -1,6 +1,7 @@
 """How long a round takes to form: thousands of agents, a real bus, rendezvous as its own process.
 
     python -m benchmarks.round_forming
+    python -m benchmarks.round_forming --buses 1,3 12500
     python -m benchmarks.round_forming --beside --nvrx NVRX/bin/python 8 32 128
 
 Each simulated agent does what a real one does, without ranks: it joins, hears its order, and
@@ -17,16 +18,22 @@ import argparse
 import asyncio
 import resource
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 from benchmarks.forming.contenders import US, Contender, Everstep, Peer, TooSlowError
-from benchmarks.forming.crowd import Formed, form
-from benchmarks.restarts.options import end_in_order, rotated
+from benchmarks.forming.crowd import Formed, form, form_on
+from benchmarks.restarts.buses import running
+from benchmarks.restarts.options import end_in_order, numbers, rotated
 from benchmarks.restarts.table import show
 
 SIZES = (256, 1024, 4096, 12_500)
 BESIDE = (8, 32, 128, 256)
+JOB = "forming"
 
 
 def main() -> None:
@@ -36,8 +43,18 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 65_536)), hard))
     if asked.beside:
         _beside(asked.sizes or BESIDE, asked)
+    elif asked.bus is not None:
+        _alone(asked.sizes[:1] or SIZES[:1], lambda nodes: form_on(asked.bus, JOB, nodes))
+    elif not asked.buses:
+        _alone(asked.sizes or SIZES, form)
     else:
-        _alone(asked.sizes or SIZES)
+        for servers, nodes in product(asked.buses, asked.sizes or SIZES):
+            print(f"\nservers of the bus: {servers}, with TLS")
+            with (
+                tempfile.TemporaryDirectory() as folder,
+                running(Path(folder) / "bus", servers, JOB) as file,
+            ):
+                _alone([nodes], partial(form_on, file, JOB))
 
 
 def _asked() -> argparse.Namespace:
@@ -45,19 +62,27 @@ def _asked() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("sizes", type=int, nargs="*", metavar="NODES")
+    made.add_argument(
+        "--buses", type=numbers, default=[], metavar="1,3",
+        help="on buses of that many servers, each with TLS and all services",
+    )  # fmt: skip
+    made.add_argument(
+        "--bus", type=Path, metavar="FILE",
+        help=f"on your bus and its services: settings with a login of a new job {JOB}; one size",
+    )  # fmt: skip
     made.add_argument("--beside", action="store_true", help="torch's and NVRx's, too")
     made.add_argument("--nvrx", type=Path, action="append", default=[], metavar="PYTHON")
     made.add_argument("--rounds", type=int, default=3, help="of all, one by one (3)")
     return made.parse_args()
 
 
-def _alone(sizes: Sequence[int]) -> None:
+def _alone(sizes: Sequence[int], formed: Callable[[int], Coroutine[Any, Any, Formed]]) -> None:
     print(
         f"{'nodes':>8}{'joined s':>10}{'formed s':>10}{'running s':>12}"
         f"{'service s':>12}{'agents s':>12}{'messages/node':>16}{'bytes/node':>14}{'peak MiB':>12}"
     )
     for nodes in sizes:
-        print(_row(asyncio.run(form(nodes))), flush=True)
+        print(_row(asyncio.run(formed(nodes))), flush=True)
 
 
 def _row(formed: Formed) -> str:

@@ -8,12 +8,14 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 
 import psutil
+from nats.aio.msg import Msg
 
 from benchmarks.rig import _free_port
-from everstep.bus import connect, topology
+from everstep.bus import BusSettings, connect, topology
 from everstep.bus.client import NatsBus
 from everstep.bus.errors import BusError, NobodyAnswersError
 from everstep.bus.server.dev_server import DevServer, dev_server
@@ -28,6 +30,7 @@ from everstep.messages import (
     StartRanks,
 )
 from everstep.messages.codec import decode
+from everstep.settings import load
 
 CONNECTIONS = 8
 IN_FLIGHT = 128
@@ -62,21 +65,30 @@ async def form(nodes: int) -> Formed:
         async with dev_server(folder) as nats:
             async with connect(nats.settings("admin"), "setup") as bus:
                 await topology.init(bus.jetstream)
-            return await _form(nats, folder, nodes)
+            async with _rendezvous(nats, folder) as service:
+                return await _form(nats.settings("admin"), f"bench-{nodes}", nodes, service)
 
 
-async def _form(nats: DevServer, folder: Path, count: int) -> Formed:
+async def form_on(file: Path, job: str, nodes: int) -> Formed:
+    """The same on a bus whose services run, with the login of a new job in a settings file."""
+    settings = load({"bus": BusSettings}, files=[file], environ={}).section(BusSettings)
+    return await _form(settings, job, nodes, None)
+
+
+async def _form(
+    settings: BusSettings, job: str, count: int, service: psutil.Process | None
+) -> Formed:
     async with AsyncExitStack() as stack:
-        service = await stack.enter_async_context(_rendezvous(nats, folder))
         buses = [
-            await stack.enter_async_context(connect(nats.settings("admin"), f"agents-{number}"))
+            await stack.enter_async_context(connect(settings, f"agents-{number}"))
             for number in range(CONNECTIONS)
         ]
-        crowd, ready = Crowd(buses, f"bench-{count}", count), asyncio.Event()
+        crowd, ready = Crowd(buses, job, count), asyncio.Event()
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         hearing = tasks.create_task(crowd.hear(ready))
         await ready.wait()
-        await _until_answering(buses[0])
+        if service is not None:
+            await _until_answering(buses[0])
         before, used_s = _traffic(buses), (_used_s(service), time.process_time())
         began = time.perf_counter()
         await crowd.join_all()
@@ -88,7 +100,7 @@ async def _form(nats: DevServer, folder: Path, count: int) -> Formed:
         await crowd.start_all()
         await asyncio.wait_for(crowd.running.wait(), 60)
         running_s = time.perf_counter() - began
-        peak = service.memory_info().rss / 2**20
+        peak = nan if service is None else service.memory_info().rss / 2**20
         hearing.cancel()
     return Formed(
         nodes=count,
@@ -139,12 +151,16 @@ class Crowd:
         """Orders, wherever they are sent to: the last token names the agent or its node."""
         subject = f"es.order.{self.job}.*"
         bus = self.buses[0]
-        async with bus._connection.subscribed(subject, self._ordered):
+        async with bus._connection.subscribed(subject, self._on_order, self._ordered):
             ready.set()
             await asyncio.Event().wait()
 
-    async def _ordered(self, message: object) -> None:
-        order = decode(message.data)  # type: ignore[attr-defined]
+    async def _on_order(self, message: Msg) -> None:
+        self._ordered(message.subject, "", message.data)
+
+    def _ordered(self, _subject: str, _reply: str, data: bytes) -> None:
+        """Take an order at once, as an agent's inbox does."""
+        order = decode(data)
         if isinstance(order, StartRanks):
             self.ordered[f"n{order.slot}"] = order
             if len(self.ordered) == self.count:
@@ -235,7 +251,9 @@ async def _until_answering(bus: NatsBus) -> None:
                 return
 
 
-def _used_s(process: psutil.Process) -> float:
+def _used_s(process: psutil.Process | None) -> float:
+    if process is None:
+        return nan
     used = process.cpu_times()
     return float(used.user + used.system)
 

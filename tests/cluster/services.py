@@ -57,8 +57,17 @@ class Services:
         for service in SERVICES:
             for server in replicas_at:
                 self._start(service, server)
+        self.until_well()
+
+    def until_well(self) -> None:
         for name, port in self._ports.items():
             until(partial(_is_well, port), f"{name} is ready")
+
+    def restart(self, name: str) -> None:
+        """End a replica in order, as a rolling upgrade does, and start it again."""
+        self.processes[name].terminate()
+        self._start(*name.split("-"))
+        self.until_well()
 
     def _start(self, service: str, at: str) -> None:
         name = f"{service}-{at}"

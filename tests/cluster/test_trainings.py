@@ -6,13 +6,16 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 
+from everstep_services.cli.errors import CliError
+from tests.cluster.records import prove_recorded
 from tests.cluster.servers import NAMES, Cluster
-from tests.cluster.services import services_of
+from tests.cluster.services import Services, services_of
+from tests.cluster.wall_clock import WallClock
 from tests.e2e.cluster import Cluster as Agents
 from tests.waiting import until
 
@@ -58,79 +61,163 @@ def further(agents: Agents, steps: int) -> None:
     until(lambda: step_of(agents), f"step {goal}", holds=lambda step: step >= goal)
 
 
-@pytest.fixture
-def agents(tmp_path: Path, job: str, cluster: Cluster) -> Iterator[Agents]:
+class Training:
     """An agent at each server, with two ranks each, and two replicas of the services.
 
     node-3 and one replica of each begin at the server that leads the rounds.
     """
+
+    def __init__(self, cluster: Cluster, services: Services, agents: Agents) -> None:
+        self.cluster = cluster
+        self.services = services
+        self.agents = agents
+        self.killed: list[int] = []
+
+    def pauses(self) -> AbstractContextManager[Pauses]:
+        return Pauses(self.agents.folder / "step").measured()
+
+    def rank_of(self, node: str) -> tuple[int, int]:
+        """The second rank of a node, and its process."""
+        number = len(self.killed) + 1
+        (slot,) = (slot for slot, name in self.agents.members(number).items() if name == node)
+        return 2 * slot + 1, self.agents.pid_of(2 * slot + 1, number)
+
+    def kill(self, victim: tuple[int, int]) -> None:
+        rank, pid = victim
+        os.kill(pid, signal.SIGKILL)
+        self.killed.append(rank)
+
+    def goes_on(self) -> None:
+        """Return once the next round steps."""
+        self.agents.until_stepping(len(self.killed) + 1)
+        further(self.agents, 50)
+
+    def heal(self) -> float:
+        """Return the seconds until the cluster is whole, and all services are well."""
+        began = time.monotonic()
+        self.cluster.heal()
+        self.services.until_well()
+        return time.monotonic() - began
+
+    def prove(self, what: str, pauses: Pauses, healthy_s: float) -> None:
+        """The training ends well; each killed rank is a culprit, and no node; nothing is lost."""
+        agents = self.agents
+        agents.finish()
+        agents.until_done()
+        verdicts = until(
+            lambda: {it["incident"]: it for it in agents.facts("verdict_reached")},
+            "all are judged by all of their evidence", despite=CliError,
+            holds=lambda last: sorted(it.get("culprit_ranks", []) for it in last.values())
+            == sorted([rank] for rank in self.killed),
+        )  # fmt: skip
+        assert {it["kind"] for it in verdicts.values()} <= {"killed"}
+        assert not any(it.get("culprit_nodes") for it in verdicts.values())
+        assert len(agents.facts("round_formed")) == 1 + len(self.killed)
+        assert agents.facts("node_lost") == agents.facts("node_suspected") == []
+        nodes = [it for it in agents.api.pages("nodes", {}, most=None) if it["node"] in NODES]
+        assert not any(it["strikes"] for it in nodes)
+        facts, blobs = prove_recorded(self.cluster, agents)
+        log.info(
+            "%s: gap %.1f s, well after %.1f s, %d facts, %d blobs",
+            *(what, pauses.longest_s, healthy_s, facts, blobs),
+        )
+
+
+@contextmanager
+def training(
+    cluster: Cluster, folder: Path, job: str, clock: WallClock | None = None, whose: str = ""
+) -> Iterator[Training]:
+    """`clock` is that of node-1, of the services, or of all."""
     leader = cluster.leader("KV_ROUNDS")
     near, third = (name for name in NAMES if name != leader)
-    with services_of(cluster, tmp_path) as services:
+    stepped = {} if clock is None else clock.environment
+    with services_of(cluster, folder, **(stepped if whose != "node-1" else {})) as services:
         services.start(third, (near, leader))
-        folder = tmp_path / job
-        folder.mkdir()
-        agents = Agents(folder, job, services)
+        (folder / job).mkdir()
+        agents = Agents(folder / job, job, services)
         try:
             for node, server in zip(NODES, (near, third, leader), strict=True):
                 services.agents_at = server
-                agents.steady("--nnodes", "3", "--nproc-per-node", "2", node=node)
+                own = stepped if whose in {node, "all"} else {}
+                agents.steady("--nnodes", "3", "--nproc-per-node", "2", node=node, **own)
             agents.until_stepping(1)
             further(agents, 50)
-            yield agents
+            yield Training(cluster, services, agents)
         finally:
             agents.close()
 
 
-def second_rank_of(agents: Agents, node: str) -> int:
-    (slot,) = (slot for slot, name in agents.members(1).items() if name == node)
-    return 2 * slot + 1
-
-
-def prove_judged(agents: Agents, killed: int | None) -> None:
-    """The training ends well; the rank is the culprit, and no node."""
-    agents.finish()
-    agents.until_done()
-    if killed is not None:
-        verdict = until(
-            lambda: agents.facts("verdict_reached")[-1:], "it is judged by all of its evidence",
-            holds=lambda last: last and last[0].get("culprit_ranks") == [killed],
-        )[0]  # fmt: skip
-        assert verdict["kind"] == "killed"
-        assert not verdict.get("culprit_nodes")
-    assert len(agents.facts("round_formed")) == (1 if killed is None else 2)
-    assert agents.facts("node_lost") == agents.facts("node_suspected") == []
+@pytest.fixture
+def trained(tmp_path: Path, job: str, cluster: Cluster) -> Iterator[Training]:
+    with training(cluster, tmp_path, job) as trained:
+        yield trained
 
 
 @pytest.mark.parametrize("lasts_s", [5, 20, 60])
 @pytest.mark.parametrize("dies_on", ["", "node-1", "node-3"])
 def test_a_server_with_an_agent_and_replicas_is_cut_off(
-    cluster: Cluster, agents: Agents, dies_on: str, lasts_s: float
+    cluster: Cluster, trained: Training, dies_on: str, lasts_s: float
 ) -> None:
     """Its agent and its replicas move to the other servers, and no healthy node is judged."""
     leader = cluster.leader("KV_ROUNDS")
-    killed = second_rank_of(agents, dies_on) if dies_on else None
-    pid = None if killed is None else agents.pid_of(killed, 1)
-    with Pauses(agents.folder / "step").measured() as pauses:
+    victim = trained.rank_of(dies_on) if dies_on else None
+    with trained.pauses() as pauses:
         cluster.isolate(leader)
-        if pid is not None:
-            os.kill(pid, signal.SIGKILL)
+        if victim is not None:
+            trained.kill(victim)
         time.sleep(lasts_s)
-        cluster.heal()
-        further(agents, 100)
-    log.info("cut for %g s, death on %s: gap %.1f s", lasts_s, dies_on or "-", pauses.longest_s)
-    prove_judged(agents, killed)
+        healthy_s = trained.heal()
+        trained.goes_on()
+    trained.prove(f"cut for {lasts_s:g} s, death on {dies_on or '-'}", pauses, healthy_s)
 
 
-def test_a_rank_dies_in_the_moment_of_an_election(cluster: Cluster, agents: Agents) -> None:
-    leader, killed = cluster.leader("KV_ROUNDS"), second_rank_of(agents, "node-1")
-    pid, began = agents.pid_of(killed, 1), time.monotonic()
-    with Pauses(agents.folder / "step").measured() as pauses:
+def test_a_rank_dies_in_the_moment_of_an_election(cluster: Cluster, trained: Training) -> None:
+    leader, victim = cluster.leader("KV_ROUNDS"), trained.rank_of("node-1")
+    began = time.monotonic()
+    with trained.pauses() as pauses:
         cluster.servers[leader].kill()
-        os.kill(pid, signal.SIGKILL)
+        trained.kill(victim)
         until(lambda: cluster.leader("KV_ROUNDS"), "another leads", holds=leader.__ne__)
         election_s = time.monotonic() - began
-        further(agents, 100)
-    log.info("election %.1f s: gap %.1f s", election_s, pauses.longest_s)
-    cluster.heal()
-    prove_judged(agents, killed)
+        trained.goes_on()
+        healthy_s = trained.heal()
+    trained.prove(f"election of {election_s:.1f} s and a death", pauses, healthy_s)
+
+
+def test_servers_and_services_are_restarted_in_turn_while_ranks_die(
+    cluster: Cluster, trained: Training
+) -> None:
+    """As a rolling upgrade does: each server, and then each replica of a service."""
+    with trained.pauses() as of_servers:
+        for server, node in zip(NAMES, NODES, strict=True):
+            victim = trained.rank_of(node)
+            cluster.servers[server].restart()
+            trained.kill(victim)
+            trained.goes_on()
+            trained.heal()
+    with trained.pauses() as of_services:
+        for name in list(trained.services.processes):
+            if name.startswith("rendezvous"):
+                trained.kill(trained.rank_of("node-2"))
+            trained.services.restart(name)
+            trained.goes_on()
+        healthy_s = trained.heal()
+    log.info("servers restarted: gap %.1f s", of_servers.longest_s)
+    trained.prove("services restarted", of_services, healthy_s)
+
+
+@pytest.mark.parametrize("whose", ["services", "node-1", "all"])
+def test_a_time_of_day_steps(cluster: Cluster, tmp_path: Path, job: str, whose: str) -> None:
+    """An hour ahead, back, and an hour behind; a rank dies after each step."""
+    clock, began = WallClock(tmp_path / "clock"), time.monotonic()
+    with training(cluster, tmp_path, job, clock, whose) as trained:
+        with trained.pauses() as pauses:
+            for ahead_s in (3600, 0, -3600):
+                clock.step_to(ahead_s)
+                further(trained.agents, 50)
+                trained.kill(trained.rank_of("node-1"))
+                trained.goes_on()
+            healthy_s = trained.heal()
+        trained.prove(f"time of {whose} stepped", pauses, healthy_s)
+        ledgers = [it["ledger"]["wall_s"] for it in trained.agents.closed(3)]
+        assert 0 < sum(ledgers) < time.monotonic() - began

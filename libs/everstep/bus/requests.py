@@ -154,11 +154,11 @@ class _Answering:
         """Return the answer and no headers, or those that tell an error."""
         if self._open > _OPEN_MOST:
             return _error("503", f"{self._name} has {_OPEN_MOST} questions waiting")
-        verb = question.subject.split(".")[3]
+        verb, job = question.subject.split(".")[3], subjects.job_of(question.subject)
         try:
-            message = _decoded(question, self._name, verb)
-            about = {"everstep.job": subjects.job_of(question.subject)}
+            message = _decoded(question.data, self._name, verb, job)
             parent = (question.headers or {}).get(spans.HEADER)
+            about = {"everstep.job": job}
             with spans.span(f"{self._name}.{verb}", "server", about, parent=parent):
                 return encode(await self._handlers[verb](message)), None
         except BadMessageError as error:
@@ -180,13 +180,13 @@ class _Answering:
                 log.debug("service_not_stopped error=%s", error)
 
 
-def _decoded(question: _Question, service: str, verb: str) -> Message:
-    message = decode(question.data)
+def _decoded(data: bytes, service: str, verb: str, job: str) -> Message:
+    message = decode(data)
     check_kind(service, verb, message)
     # The server allows this asker the job in the subject, and no other.
-    if getattr(message, "job", None) != subjects.job_of(question.subject):
+    if getattr(message, "job", None) != job:
         raise RefusalError("403", "the question is about another job than its subject")
-    subjects.check_name(subjects.job_of(question.subject))
+    subjects.check_name(job)
     return message
 
 

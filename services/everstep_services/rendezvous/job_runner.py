@@ -137,6 +137,8 @@ class JobRunner:
 
     def offer(self, document: Document) -> None:
         """Note a revision of the job's document, written by us or by another replica."""
+        if self._revision is not None and document.revision <= self._revision:
+            return  # this replica wrote it
         if self._news is None or document.revision > self._news.revision:
             self._news = document
             self.tell(Tick())
@@ -300,9 +302,9 @@ class JobRunner:
     async def _carry_out(self, outcome: BatchOutcome, pending: Pending) -> None:
         around = self._around
         trace, self._trace = self._trace, None
+        about = {"everstep.job": self._name}
         for number, send in enumerate(outcome.sends, 1):
-            name = f"order {tag_of(send.order)}"
-            with spans.span(name, "client", {"everstep.job": self._name}, parent=trace):
+            with spans.span(f"order {tag_of(send.order)}", "client", about, parent=trace):
                 around.bus.send(self._subject(send.node, send.instance), send.order)
             if number % _SENDS_AT_ONCE == 0:  # more would push the oldest out of the bus's queue
                 await asyncio.sleep(0)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from everstep.messages import (
     DrainNode,
@@ -93,13 +94,17 @@ class JobControl:
                 return exclusion
         return None
 
+    @property
+    def acted_suspects(self) -> Mapping[str, str]:
+        """The suspects whose slots spares should get; none where that is only observed."""
+        return self.suspects if self.enforces("replace", otherwise=True) else {}
+
     def suspicion(self, node: str) -> str | None:
         """Return why a spare should get this node's slot; None if it should not."""
-        return self.suspects.get(node) if self.enforces("replace", otherwise=True) else None
+        return self.acted_suspects.get(node)
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(NamedTuple):
     """An order to one agent or to all agents of the job."""
 
     node: str | None

@@ -48,13 +48,9 @@ def try_form(batch: Batch) -> None:
 
 
 def _candidates(batch: Batch, idle: list[Seat]) -> list[Candidate]:
-    doubted = pair_test.doubted(batch)
+    doubted, suspects = pair_test.doubted(batch), batch.control.acted_suspects
     return [
-        candidate_of(
-            seat,
-            is_suspect=batch.control.suspicion(seat.node) is not None,
-            is_doubted=seat.node in doubted,
-        )
+        candidate_of(seat, is_suspect=seat.node in suspects, is_doubted=seat.node in doubted)
         for seat in idle
     ]
 

@@ -64,7 +64,8 @@ def join(batch: Batch, ask: Join) -> Refusal | None:
     no = _not_the_only_one(batch, ask) or _known_job(batch, ask) or _outlived(batch, ask)
     if no is None:
         _take(batch, ask)
-        batch.timers.clear("unfit", ask.instance)
+        if batch.timers.is_running("unfit", ask.instance):
+            batch.timers.clear("unfit", ask.instance)
         record_tolerated(batch, ask)
         return None
     seat = state.seat(ask.node)

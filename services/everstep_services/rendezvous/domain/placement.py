@@ -5,14 +5,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf, lcm
+from typing import NamedTuple
 
 FIRST_PORT, PORTS = 20_000, 12_000
 """Below the kernel's range for outgoing connections: ports at which nodes meet."""
 _DIGITS = re.compile(r"(\d+)")
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A node that may get a slot."""
 
     node: str

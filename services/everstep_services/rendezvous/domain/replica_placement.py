@@ -107,6 +107,8 @@ class ReplicaHolders:
 
     def sources(self, slot: int) -> tuple[Peer, ...]:
         """Return the nodes that may have a slot's state from earlier rounds: holder and keepers."""
+        if not self._holders and not self._former:
+            return ()
         former = [_peer(seat) for seat in self._former.get(slot, ())]
         kept = dict.fromkeys((*self._before.after(slot), *self._now.after(slot)))
         return (*(peer for peer in former if peer is not None), *self._reached(tuple(kept)))
