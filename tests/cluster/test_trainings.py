@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -219,5 +220,8 @@ def test_a_time_of_day_steps(cluster: Cluster, tmp_path: Path, job: str, whose: 
                 trained.goes_on()
             healthy_s = trained.heal()
         trained.prove(f"time of {whose} stepped", pauses, healthy_s)
+        facts = trained.agents.api.pages("facts", {"job": job}, most=None)
+        times = [datetime.fromisoformat(it["at"]) for it in facts]
+        assert max(times) - min(times) > timedelta(hours=2), "it has stepped"
         ledgers = [it["ledger"]["wall_s"] for it in trained.agents.closed(3)]
         assert 0 < sum(ledgers) < time.monotonic() - began

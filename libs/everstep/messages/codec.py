@@ -137,7 +137,7 @@ def _decoded(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
 
 def _refuse_far_times(value: msgspec.Struct, data: bytes) -> None:
     """Raise `BadMessageError` for a time that a zone or a span could move out of the calendar."""
-    for name in _timed_fields(type(value)):
+    for name in fields_with(type(value), datetime):
         waiting: list[object] = [getattr(value, name)]
         while waiting:
             item = waiting.pop()
@@ -153,17 +153,15 @@ def _refuse_far_times(value: msgspec.Struct, data: bytes) -> None:
 
 
 @cache
-def _timed_fields(of: type[msgspec.Struct]) -> tuple[str, ...]:
-    """The fields of a message or a part that hold a time, also deep inside."""
-    return tuple(name for name, hint in get_type_hints(of).items() if _is_timed(hint))
+def fields_with(of: type[msgspec.Struct], *types: Any) -> tuple[str, ...]:
+    """The fields of a message or a part that hold one of these types, also deep inside."""
+    return tuple(name for name, hint in get_type_hints(of).items() if _has(hint, types))
 
 
-def _is_timed(hint: Any) -> bool:
-    if hint is datetime:
-        return True
+def _has(hint: Any, types: tuple[Any, ...]) -> bool:
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-        return bool(_timed_fields(hint))
-    return any(_is_timed(argument) for argument in get_args(hint))
+        return bool(fields_with(hint, *types))
+    return hint in types or any(_has(argument, types) for argument in get_args(hint))
 
 
 def _refuse_unknown(data: bytes) -> None:
@@ -177,7 +175,8 @@ def _refuse_unknown(data: bytes) -> None:
 
 
 def _refuse_non_finite(message: Message) -> None:
-    waiting: list[object] = [msgspec.to_builtins(message)]
+    names = fields_with(type(message), float, object, Any)
+    waiting: list[object] = [msgspec.to_builtins(getattr(message, name)) for name in names]
     while waiting:
         value = waiting.pop()
         if isinstance(value, float) and not math.isfinite(value):

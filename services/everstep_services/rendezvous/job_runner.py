@@ -112,6 +112,7 @@ class JobRunner:
         self._news: Document | None = None
         self._wake_at: float | None = None
         self._tidy_at: float | None = None
+        self._recording: asyncio.Task[None] | None = None
         self._input_failures = InputFailures(f"job {job}")
         self._unreadable = ""
         """The last logged error of an unreadable document."""
@@ -217,7 +218,8 @@ class JobRunner:
             self._wake_at = outcome.wake_at
             await self._carry_out(outcome, pending)
             if outcome.is_changed:
-                await self._record(job)
+                self._tidy_at = self._around.clock.now() + _TIDY_AFTER_S
+                self._recording = self._around.tasks.create_task(self._record_decided(job))
             return
         raise BusError(f"job {self._name}: other replicas wrote first {_ATTEMPTS} times in a row")
 
@@ -267,6 +269,8 @@ class JobRunner:
         return RendezvousJob(document, self._memory, self._around.settings, __version__)
 
     async def _write(self, job: RendezvousJob) -> None:
+        if self._recording is not None:
+            await self._recording  # what is recorded by now need not be written again
         revision, self._revision = self._revision, None
         data = _ENCODER.encode(job.document)
         try:
@@ -331,6 +335,11 @@ class JobRunner:
             return
         self.tell(Probed(probe.node, probe.instance, is_there))
 
+    async def _record_decided(self, job: RendezvousJob) -> None:
+        """Record facts while the next batch is gathered and decided."""
+        with self._input_failures.caught("facts to record"):
+            await self._record(job)
+
     async def _record(self, job: RendezvousJob) -> None:
         """Record the decided facts. A fact that fails stays in the document for another attempt."""
         waiting = job.outbox
@@ -352,6 +361,8 @@ class JobRunner:
         if self._tidy_at is None or self._around.clock.now() < self._tidy_at:
             return
         self._tidy_at = None
+        if self._recording is not None:
+            await self._recording
         job = self._job
         if job is None or self._revision is None or not self._stored_outbox:
             return

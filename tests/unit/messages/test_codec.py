@@ -3,6 +3,7 @@
 import json
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -29,6 +30,7 @@ from everstep.messages import (
     envelope,
     tag_of,
 )
+from everstep.messages.codec import fields_with
 from tests.message_strategies import JSON, structs
 from tests.unit.messages import write_golden
 from tests.unit.messages.write_golden import GOLDEN, example
@@ -283,3 +285,13 @@ def test_the_largest_fleet_fits_into_one_message() -> None:
         allocation="a",
     )
     assert decode(encode(formed)) == formed
+
+
+@EVERY_MESSAGE
+def test_values_are_searched_for_wherever_a_message_may_have_a_float(
+    message: type[Message],
+) -> None:
+    """Only there: orders of large rounds have none, and a null."""
+    shown = repr(msgspec.inspect.type_info(message))
+    may_have = "FloatType" in shown or "AnyType" in shown
+    assert bool(fields_with(message, float, object, Any)) == may_have
