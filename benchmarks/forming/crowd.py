@@ -33,8 +33,9 @@ from everstep.messages.codec import decode
 from everstep.settings import load
 
 CONNECTIONS = 8
-IN_FLIGHT = 128
-"""Questions that one connection waits for at once; thousands would only queue elsewhere."""
+IN_FLIGHT = 512
+"""Questions that one connection waits for at once. Real agents all ask at once; here one process
+would make all questions before it reads the first answer."""
 RANKS = 8
 
 

@@ -97,6 +97,7 @@ class Training:
         """Return the seconds until the cluster is whole, and all services are well."""
         began = time.monotonic()
         self.cluster.heal()
+        log.info("the servers are whole after %.1f s", time.monotonic() - began)
         self.services.until_well()
         return time.monotonic() - began
 

@@ -10,6 +10,7 @@ import msgspec
 
 from everstep import __version__, spans, subjects
 from everstep.bus.errors import BusError, ConflictError
+from everstep.bus.facts.codec import facts_in
 from everstep.bus.input_failures import InputFailures
 from everstep.bus.ports import Bus, Document
 from everstep.bus.requests import RefusalError
@@ -18,7 +19,6 @@ from everstep.errors import EverstepError
 from everstep.ids import new_id
 from everstep.messages import (
     Done,
-    Fact,
     Join,
     Leave,
     Message,
@@ -27,7 +27,6 @@ from everstep.messages import (
     RoundDocument,
     tag_of,
 )
-from everstep.messages.codec import BadMessageError, decode
 from everstep_services.rendezvous.domain.batch import ReplicaMemory
 from everstep_services.rendezvous.domain.events import (
     BatchOutcome,
@@ -52,6 +51,9 @@ _RETRY_S = 0.5
 _CURRENT_FOR_S = 1.0
 _ATTEMPTS = 50
 _SENDS_AT_ONCE = 200
+_GATHERED_BYTES = 256 * 1024
+"""A document of this size, some 1 500 nodes, is written after `gather_s`; for a larger one more
+events gather, in proportion, because each batch encodes and compresses all of it."""
 Pending = list[tuple[Event, asyncio.Future[Message] | None]]
 """Events, each with the future of its answer."""
 
@@ -112,6 +114,7 @@ class JobRunner:
         self._news: Document | None = None
         self._wake_at: float | None = None
         self._tidy_at: float | None = None
+        self._size_bytes = 0
         self._recording: asyncio.Task[None] | None = None
         self._input_failures = InputFailures(f"job {job}")
         self._unreadable = ""
@@ -170,7 +173,8 @@ class JobRunner:
             # Nothing is decided without the bus: an agent that cannot be heard has not failed.
             await self._around.bus.wait_connected()
             if self._events:
-                await self._around.clock.sleep(self._around.settings.gather_s)
+                share = max(1.0, self._size_bytes / _GATHERED_BYTES)
+                await self._around.clock.sleep(self._around.settings.gather_s * share)
             self._see_whether_it_was_away()
             pending, self._events = self._events, []
             self._woken.clear()
@@ -259,6 +263,7 @@ class JobRunner:
             self._revision = 0
             return
         stored = _decoded(self._name, document.data)
+        self._size_bytes = len(document.data)
         self._job = self._made(stored)
         if stored.outbox:
             # The replica that wrote the fact records it; if it remains here, that replica is gone.
@@ -273,6 +278,7 @@ class JobRunner:
             await self._recording  # what is recorded by now need not be written again
         revision, self._revision = self._revision, None
         data = _ENCODER.encode(job.document)
+        self._size_bytes = len(data)
         try:
             async with asyncio.timeout(self._around.settings.renew_within_s):
                 self._revision = await self._documents.put(self._name, data, revision=revision)
@@ -343,8 +349,8 @@ class JobRunner:
     async def _record(self, job: RendezvousJob) -> None:
         """Record the decided facts. A fact that fails stays in the document for another attempt."""
         waiting = job.outbox
-        decoded = (fact or _fact_in(text) for text, fact in waiting.items())
-        facts = [fact for fact in decoded if fact is not None]
+        facts = facts_in(text for text, fact in waiting.items() if fact is None)
+        facts += [fact for fact in waiting.values() if fact is not None]
         if not facts:
             return
         try:
@@ -361,8 +367,6 @@ class JobRunner:
         if self._tidy_at is None or self._around.clock.now() < self._tidy_at:
             return
         self._tidy_at = None
-        if self._recording is not None:
-            await self._recording
         job = self._job
         if job is None or self._revision is None or not self._stored_outbox:
             return
@@ -437,16 +441,6 @@ def _no_such_job(job: str, pending: Pending) -> None:
         elif isinstance(event, Leave):
             answer.set_result(Done(text="there is no such job"))
     _refuse(pending, RefusalError("404", f"there is no job {job}: join it first"))
-
-
-def _fact_in(text: str) -> Fact | None:
-    """Return a fact of the outbox; None for a newer release's, which its own replicas record."""
-    try:
-        message = decode(text.encode())
-    except BadMessageError as error:
-        log.info("fact_left error=%s", error)
-        return None
-    return message if isinstance(message, Fact) else None
 
 
 def _refuse(pending: Pending, error: RefusalError) -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from everstep.clock import SystemClock
-from everstep.messages import Joined, Leave, Report, Reported, RoundDocument, StartRanks
+from everstep.messages import Fact, Joined, Leave, Report, Reported, RoundDocument, StartRanks
 from everstep_services.rendezvous.domain.events import JobControl
 from everstep_services.rendezvous.job_runner import BUCKET, JobRunner, ReplicaContext
 from everstep_services.rendezvous.settings import RendezvousSettings
@@ -154,3 +154,54 @@ async def test_a_decision_that_another_replica_has_overtaken_leaves_no_timers() 
         await second.ask(msgspec.structs.replace(world.ask("b"), known_round=1))
         assert ("phase", 1, "joining") not in second._memory.started
         assert ("phase", 1, "forming") in second._memory.started
+
+
+async def test_a_larger_document_is_written_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each write encodes and compresses all of it, so more questions must share it."""
+    monkeypatch.setattr("everstep_services.rendezvous.job_runner._GATHERED_BYTES", 10)
+    server, world, slept = MemoryServer(), World(spec(3)), []
+
+    class Clock(SystemClock):
+        async def sleep(self, seconds: float) -> None:
+            slept.append(seconds)
+
+    async with asyncio.TaskGroup() as tasks:
+        around = ReplicaContext(
+            RendezvousSettings(), MemoryBus(server), Clock(), lambda _: JobControl(), tasks
+        )
+        runner = JobRunner("j", around)
+        working = tasks.create_task(runner.work_for_ever())
+        for node in ("a", "b"):
+            await runner.ask(world.ask(node))
+        working.cancel()
+    assert slept[0] == around.settings.gather_s
+    assert slept[-1] > 10 * around.settings.gather_s
+
+
+async def test_the_next_batch_waits_for_no_disk_that_keeps_facts() -> None:
+    """They are in the document; only its next version waits, to be written without them."""
+    server, world = MemoryServer(), World(spec(3))
+    may_keep = asyncio.Event()
+
+    class SlowBus(MemoryBus):
+        async def record(self, *facts: Fact) -> None:
+            await may_keep.wait()
+            await super().record(*facts)
+
+    async with asyncio.TaskGroup() as tasks:
+        around = ReplicaContext(
+            RendezvousSettings(), SlowBus(server), SystemClock(), lambda _: JobControl(), tasks
+        )
+        runner = JobRunner("j", around)
+        working = tasks.create_task(runner.work_for_ever())
+        await runner.ask(world.ask("a"))
+        await runner.ask(world.ask("a"))  # changes nothing
+        second = tasks.create_task(runner.ask(world.ask("b")))
+        may_keep.set()
+        await second
+        assert "a" in await seats(server)
+        working.cancel()
+    document = await MemoryBus(server).documents(BUCKET).get("j")
+    assert document.data is not None
+    left = msgspec.json.decode(document.data, type=RoundDocument).outbox
+    assert not any('"node":"a"' in text for text in left)
