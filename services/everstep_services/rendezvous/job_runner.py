@@ -141,7 +141,7 @@ class JobRunner:
 
     def offer(self, document: Document) -> None:
         """Note a revision of the job's document, written by us or by another replica."""
-        if self._revision is not None and document.revision <= self._revision:
+        if document.revision == self._revision:
             return  # this replica wrote it
         if self._news is None or document.revision > self._news.revision:
             self._news = document

@@ -10,8 +10,9 @@ import pytest
 
 from everstep.bus import connect, topology
 from everstep.bus.client import NatsBus
+from everstep.bus.errors import MessageTooLargeError
 from everstep.bus.server.dev_server import DevServer
-from everstep.messages import JobEnded
+from everstep.messages import MAX_MESSAGE_BYTES, JobEnded, encode
 from tests.integration.bus.facts import ended, numbers, settings_of
 from tests.waiting import WITHIN_S
 
@@ -90,3 +91,14 @@ async def test_a_denied_fact_holds_up_no_batch(
         assert agent.statistics()["facts_rejected_total"] == 1
     assert forged.id in (tmp_path / "agent" / "rejected").read_text()
     assert await numbers(bus, COUNT) == list(range(COUNT))
+
+
+async def test_a_fact_that_is_too_large_holds_back_none_of_those_recorded_with_it(
+    bus: NatsBus,
+) -> None:
+    reason = "x" * (MAX_MESSAGE_BYTES - len(encode(ended(1))) - 100)
+    large = msgspec.structs.replace(ended(1), reason=reason)
+    with pytest.raises(MessageTooLargeError):
+        await bus.record(ended(0), large, ended(2))
+    await bus.flush(WITHIN_S)
+    assert await numbers(bus, 2) == [0, 2]

@@ -117,7 +117,12 @@ class Outbox:
     # -- onto the disk ---------------------------------------------------------------------
 
     async def record(self, *facts: Fact) -> None:
-        records = [_record_of(fact) for fact in facts]
+        records, too_large = [], None
+        for fact in facts:
+            try:
+                records.append(_record_of(fact))
+            except MessageTooLargeError as error:  # the others are kept
+                too_large = error
         group = self._group
         group.records += records
         self._grew.set()
@@ -125,6 +130,8 @@ class Outbox:
         if group.error is not None:
             raise type(group.error)(*group.error.args)
         self.counters["recorded"] += len(records)
+        if too_large is not None:
+            raise too_large
 
     async def keep_for_ever(self) -> None:
         """Write each group with one fsync, while the next one gathers."""
