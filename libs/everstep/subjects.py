@@ -67,7 +67,10 @@ def heard_by(inbox: str) -> str:
 
 
 def lost(job: str | None = None, node: str | None = None) -> str:
-    """Where health repeats that a node is lost; without a node or a job, the wildcard."""
+    """Where health tells what rendezvous needs: that a node is lost, that a stall began there.
+
+    Without a node or a job, the wildcard.
+    """
     return f"es.lost.{_token(job)}.{_token(node)}"
 
 

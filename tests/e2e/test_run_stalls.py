@@ -5,6 +5,7 @@ import pytest
 from tests.e2e.cluster import Cluster
 from tests.e2e.processes import SCRIPTS
 from tests.variants import first_of, variant
+from tests.waiting import until
 
 SCRIPT = str(SCRIPTS / "stalling.py")
 START_WITHIN_S = 120.0
@@ -111,6 +112,47 @@ def test_a_stall_may_be_only_said(cluster: Cluster) -> None:
     assert cluster.until_fact("job_ended")["rounds"] == 1
     spent = cluster.api.get(f"jobs/{cluster.job}/goodput")["seconds"]
     assert spent["stall"] == pytest.approx(recovered["stalled_s"], rel=0.1)
+
+
+MEETS = """
+import sys, time
+from pathlib import Path
+import torch, torch.distributed as dist
+import trainer_sdk
+
+dist.init_process_group("gloo")
+run = trainer_sdk.session()
+for step in range(3):
+    while step == 2 and dist.get_rank() == 1 and not Path(sys.argv[1]).exists():
+        time.sleep(0.02)
+    with run.section("exchange"):
+        dist.all_reduce(torch.ones(1))
+    run.step()
+dist.destroy_process_group()
+"""
+
+
+def test_the_console_that_names_a_rank_that_waits_names_later_what_it_waits_for(
+    cluster: Cluster,
+) -> None:
+    """Rank 1 stands for a minute before that is a stall; rank 0 is called stalled long before."""
+    script, go_on = cluster.folder / "meets.py", cluster.folder / "go-on"
+    script.write_text(MEETS)
+    of_both = ("--nnodes", "2", "--nproc-per-node", "1", "--no-restart-on-stall")
+    limited = ("--limit", f"exchange={LIMIT_S:g}", "--limit", f"outside={OTHERS_S:g}")
+    waits, late = (
+        cluster.run(*of_both, *limited, str(script), str(go_on), node=f"node-{number}")
+        for number in range(2)
+    )
+    may_wait = "everstep: what rank 0 may wait for: rank 1 is within its limit for "
+    until(lambda: may_wait in waits.said, "it is corrected", within_s=START_WITHIN_S)
+    assert "rank 0 has made no progress for 5 s in exchange" in waits.said
+    assert "it waits for other ranks, so the cause may be another one" in waits.said
+    go_on.touch()
+    assert (waits.wait(), late.wait()) == (0, 0)
+    (line,) = (line for line in waits.said.splitlines() if "what rank 0" in line)
+    assert line.startswith(may_wait)
+    assert "what rank" not in late.said
 
 
 GROUP = """

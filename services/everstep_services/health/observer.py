@@ -368,22 +368,23 @@ class HealthObserver:
     def _announce_stall(self, stall: StallFinding) -> None:
         log.warning("stall_located job=%s round=%d reason=%r", stall.job, stall.round, stall.reason)
         self._counts["stalls"] += 1
-        self._records.keep(
-            StallLocated(
-                id=self._ids.of(stall.id),
-                job=stall.job,
-                at=self._clock.wall(),
-                source=_SOURCE,
-                round=stall.round,
-                first_ranks=stall.first_ranks,
-                nodes=stall.nodes,
-                waiting_ranks=stall.waiting_ranks,
-                section=stall.section,
-                lead_s=stall.lead_s,
-                is_certain=stall.is_certain,
-                reason=stall.reason,
-            )
+        fact = StallLocated(
+            id=self._ids.of(stall.id),
+            job=stall.job,
+            at=self._clock.wall(),
+            source=_SOURCE,
+            round=stall.round,
+            first_ranks=stall.first_ranks,
+            nodes=stall.nodes,
+            waiting_ranks=stall.waiting_ranks,
+            section=stall.section,
+            lead_s=stall.lead_s,
+            is_certain=stall.is_certain,
+            reason=stall.reason,
         )
+        self._records.keep(fact)
+        if stall.nodes:
+            self._bus.send(subjects.lost(stall.job, stall.nodes[0]), fact)
 
     def _announce_blindness(self) -> None:
         """Record a blindness that is over, if it was long enough to hide the loss of a node."""

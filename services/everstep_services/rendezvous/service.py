@@ -13,12 +13,14 @@ from everstep.clock import Clock
 from everstep.ids import checked_name
 from everstep.messages import (
     ControlDocument,
+    Fact,
     Join,
     Message,
     NodeLost,
     NodesDocument,
     RoundDocument,
     ShowRound,
+    StallLocated,
 )
 from everstep.messages.codec import BadMessageError, decode_as
 from everstep.runtime import Loop
@@ -166,11 +168,12 @@ class Rendezvous:
                         log.warning("nodes_unreadable error=%s", error)
 
     async def _hear_findings(self) -> None:
-        async with self._bus.subscribe(subjects.lost(), NodeLost) as findings:
+        async with self._bus.subscribe(subjects.lost(), Fact) as findings:
             async for finding in findings:
-                with self._input_failures.caught("a loss"):
-                    if finding.job in self._runners:
-                        self._runners[finding.job].tell(finding)
+                with self._input_failures.caught("a finding of health"):
+                    runner = self._runners.get(finding.job)
+                    if runner is not None and isinstance(finding, NodeLost | StallLocated):
+                        runner.tell(finding)
 
     async def _watch_bus(self) -> None:
         """Wake every runner after the bus was away, so that it reads its document again."""

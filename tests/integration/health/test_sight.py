@@ -152,7 +152,7 @@ async def test_a_node_that_nobody_hears_is_lost_though_the_others_train_on() -> 
 
 async def test_a_stall_is_located_and_a_second_one_again() -> None:
     """Two stalls of one rank are two facts (A3.4)."""
-    async with watched() as world:
+    async with watched() as world, world.bus.subscribe(subjects.lost("j"), StallLocated) as heard:
         for number in (1, 2):
             await world.run(5)
             now = world.clock.now()
@@ -165,6 +165,7 @@ async def test_a_stall_is_located_and_a_second_one_again() -> None:
             back = RankRecovered(**world.about(1), stalled_s=9.0, stall="")  # type: ignore[arg-type]
             await world.bus.record(back)
         found = world.said(StallLocated)
+        assert [await anext(heard) for _ in found] == found, "rendezvous is told, too"
     for fact in found:
         assert isinstance(fact, StallLocated)
         assert (fact.first_ranks, fact.nodes, fact.section) == ((1,), ("n1",), "data")

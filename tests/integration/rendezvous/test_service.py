@@ -17,6 +17,8 @@ from everstep.bus.client import NatsBus
 from everstep.bus.errors import AskRefusedError
 from everstep.bus.server.dev_server import DevServer
 from everstep.clock import SystemClock
+from everstep.ids import new_id
+from everstep.incident_causes import WAITS
 from everstep.messages import (
     JobStarted,
     NameExcuse,
@@ -24,6 +26,7 @@ from everstep.messages import (
     NodesDocument,
     RoundFormed,
     SaveCheckpoint,
+    StallLocated,
     StartRanks,
     encode,
 )
@@ -103,6 +106,30 @@ async def test_an_agent_whose_connection_is_closed_is_replaced_at_once(
         incident = (await agents[0].show()).incident
         assert incident is not None
         assert (incident.trigger, incident.node) == ("node_lost", "n1")
+
+
+async def test_where_health_locates_a_stall_is_the_reason_that_waiting_ranks_get(
+    shared_nats: DevServer, agents_bus: NatsBus, job: str, tmp_path: Path
+) -> None:
+    async with replica(shared_nats.settings(SERVICE), tmp_path), AsyncExitStack() as stack:
+        agents = [Agent(agents_bus, job, f"n{n}", spec(2)) for n in range(2)]
+        for agent in agents:
+            await stack.enter_async_context(agent.listening())
+        await asyncio.gather(*(agent.join() for agent in agents))
+        await asyncio.gather(*(agent.started() for agent in agents))
+        finding = StallLocated(
+            id=new_id(), job=job, at=SystemClock().wall(), source="health", round=1,
+            first_ranks=(0,), nodes=("n0",), waiting_ranks=3, is_certain=True, reason="it began",
+        )  # fmt: skip
+        agents_bus.send(subjects.lost(job, "n0"), finding)
+
+        async def cause() -> str:
+            told = await agents[1].report(
+                "rank_stalled", rank=2, waited_s=9.0, fingerprint=WAITS, is_fatal=False
+            )
+            return told.cause
+
+        assert await until_async(cause, "the finding has come") == "it began"
 
 
 async def test_a_node_that_health_suspects_makes_way_for_a_spare_though_health_is_away(

@@ -4,20 +4,22 @@ from typing import Any
 
 import pytest
 
-from everstep.incident_causes import WAITS
+from everstep.incident_causes import CONSEQUENCE, PLAIN, WAITS
 from everstep.messages import (
     ActionDecided,
     ActionTaken,
     IncidentClosed,
     IncidentOpened,
     NameExcuse,
+    Reported,
     RestartJob,
     RoundEnded,
+    StallLocated,
     StopRanks,
 )
 from everstep.messages.orders import GroupPosition
 from everstep_services.rendezvous.domain.events import JobControl
-from tests.unit.rendezvous.world import World, spec
+from tests.unit.rendezvous.world import WALL, World, spec
 
 
 def running(nodes: int = 2) -> World:
@@ -29,8 +31,9 @@ def running(nodes: int = 2) -> World:
 
 def stall(
     world: World, node: str = "n1", rank: int = 2, waited_s: float = 40.0, **more: Any
-) -> None:
-    world.report(node, "rank_stalled", rank=rank, waited_s=waited_s, fact=f"{rank:032x}", **more)
+) -> Reported:
+    fact = f"{rank:032x}"
+    return world.report(node, "rank_stalled", rank=rank, waited_s=waited_s, fact=fact, **more)
 
 
 OF_HALF = GroupPosition(group="half", entered=3)
@@ -204,6 +207,72 @@ def test_a_stall_of_a_rank_that_waits_is_corrected_once_by_that_of_one_that_does
     stall(world, "n0", 1, 6.0)
     stall(world, "n0", 0, 6.0, fingerprint=WAITS)
     assert reasons(world) == ["n1 rank_stalled", "n0 rank_stalled"]
+
+
+LOCATED = "rank 0 on n0 made its last step, 7, before all others; 3 others wait"
+
+
+def locate(world: World, *, is_certain: bool = True, round: int = 1) -> None:
+    """Health has seen where the stall began."""
+    finding = StallLocated(
+        id="e" * 32, job="j", at=WALL, source="health", round=round, first_ranks=(0,),
+        nodes=("n0",), waiting_ranks=3, is_certain=is_certain, reason=LOCATED,
+    )  # fmt: skip
+    world.apply(finding)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_rank_that_waits_is_not_named_once_health_has_located_the_stall(
+    *, is_first: bool
+) -> None:
+    world = running()
+    if is_first:
+        locate(world)
+    stall(world, "n1", 2, 6.0, fingerprint=WAITS)
+    world.tick(0.5)
+    if not is_first:
+        locate(world)
+    assert world.doc.phase == "ending"
+    assert reasons(world)[-1] == LOCATED
+    incident = world.doc.incident
+    assert incident is not None
+    assert (incident.node, incident.rank, incident.trigger_fact) == ("n0", 0, "e" * 32)
+    locate(world)
+    assert reasons(world)[-1] == LOCATED
+
+
+@pytest.mark.parametrize("how", ["vague", "of another round", "of the same rank", "not waiting"])
+def test_what_health_has_located_replaces_no_better_cause(how: str) -> None:
+    world = running()
+    rank, fingerprint = (0 if how == "of the same rank" else 2), WAITS
+    stall(world, "n1", rank, 6.0, fingerprint="" if how == "not waiting" else fingerprint)
+    world.tick(0.5)
+    locate(world, is_certain=how != "vague", round=2 if how == "of another round" else 1)
+    assert reasons(world) == ["n1 rank_stalled"]
+
+
+def test_the_report_of_a_stall_is_answered_with_the_best_known_reason() -> None:
+    """Agents show it to whoever has read of a rank that waits."""
+    world = running()
+    world.control = BRAKED
+
+    def answer() -> tuple[str, int]:
+        reply = stall(world, "n1", 2, 6.0, fingerprint=WAITS)
+        return reply.cause, reply.weight
+
+    assert answer() == ("", 0)
+    excuse(world, "n0", 2, 60)
+    assert answer() == ("rank 0 saves", CONSEQUENCE)
+    locate(world, is_certain=False)
+    assert answer() == (LOCATED, CONSEQUENCE)
+    locate(world)
+    assert answer() == (LOCATED, PLAIN)
+    own = stall(world, "n0", 0, 6.0)
+    assert (own.cause, own.weight) == ("", 0), "it is the reason itself"
+    world.tick(1)
+    assert answer() == ("n0 rank_stalled", PLAIN)
+    assert world.doc.incident is not None
+    assert world.doc.incident.rank == 0
 
 
 def reasons(world: World) -> list[str]:

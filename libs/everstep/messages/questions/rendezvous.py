@@ -202,6 +202,11 @@ class Reported(Reply, frozen=True, kw_only=True, tag="reported.v1"):
     """The incident that the report opened or joined."""
     phase: Name = ""
     """The round's phase from now on."""
+    cause: str = ""
+    """For `rank_stalled`: what the rank waits for, as far as anybody knows."""
+    weight: Int = 0
+    """How well `cause` explains the stall, as in `stop_ranks`: 1 if it may be the cause, more if it
+    is."""
 
 
 class ShowRound(Question, frozen=True, kw_only=True, tag="show_round.v1"):

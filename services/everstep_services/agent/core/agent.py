@@ -162,10 +162,11 @@ class Agent:
         if part is None or part.round != tell.round or self._departure is not None:
             return []
         part.heard()
+        acts: list[Action] = []
         if tell.event == "rank_stalled" and tell.rank is not None:
-            part.stall_heard(tell.rank, now)
+            acts = part.stall_heard(tell.rank, reply, now)
         if reply.is_current:
-            return []
+            return acts
         if reply.round > tell.round:
             return self._outlived(part, reply.round)
         return [
@@ -266,9 +267,13 @@ class Agent:
         entered_in: Mapping[str, int] | None = None,
         *,
         waits_for_others: bool = False,
+        is_doubtful: bool = False,
         is_fatal: bool = True,
     ) -> list[Action]:
-        """A rank has made no progress past its limit; reported again until something follows."""
+        """A rank has made no progress past its limit; reported again until something follows.
+
+        `is_doubtful`: `reason` says that the cause may be another one.
+        """
         part = self._part
         if part is None:
             return []
@@ -277,7 +282,7 @@ class Agent:
             entered_in=entered_in or {}, fingerprint=WAITS if waits_for_others else "",
             is_fatal=is_fatal,
         )  # fmt: skip
-        return part.stalled(told, rank, now)
+        return part.stalled(told, rank, now, is_doubtful=is_doubtful)
 
     def rank_moves(self, rank: int, reason: str, fact: str) -> list[Action]:
         """A rank that had stalled has made progress."""

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 from signal import SIGKILL
 from typing import Literal
 
-from everstep.messages import SaveCheckpoint, StartRanks
+from everstep.incident_causes import CONSEQUENCE, PLAIN
+from everstep.messages import Reported, SaveCheckpoint, StartRanks
 from everstep_services.agent.core.actions import (
     Action,
     AskRanksToStop,
@@ -54,6 +55,8 @@ _NAMED_MOST = 8
 class _Stall:
     told: SendReport
     at: float
+    weight: int
+    """How sure the console is that this rank is the reason, as in `Reported`."""
     again_at: float | None = None
     """None until the last report of it was heard: the bus may be away."""
 
@@ -99,6 +102,8 @@ class RoundPart:
     """Its ranks were asked to stop after a certain step."""
     stops: dict[int, int] = field(default_factory=dict)
     """The ranks that have seen the request, and their last steps."""
+    _explained: int = 0
+    """The weight of the best explanation of its stalls that the console has shown."""
     _waits: bool = False
     """Its ranks will be stopped, and may end by themselves first."""
     _has_stepped: bool = False
@@ -310,27 +315,44 @@ class RoundPart:
 
     # -- they stall ------------------------------------------------------------------------------
 
-    def stalled(self, told: SendReport, rank: int, now: float) -> list[Action]:
+    def stalled(
+        self, told: SendReport, rank: int, now: float, *, is_doubtful: bool
+    ) -> list[Action]:
         """A rank has made no progress past its limit."""
         if rank not in self.live:
             return []
         state = self._ranks[rank]
         told = replace(told, reason=state.why(told.reason), injected_by=state.injected_by)
-        state.stall = _Stall(told, now)
-        return [told]
+        state.stall = _Stall(told, now, 0 if is_doubtful else PLAIN)
+        return [ShowLine(told.reason, is_warning=True), told]
 
-    def stall_heard(self, rank: int, now: float) -> None:
-        """Rendezvous has heard of this stall; it is reported again later."""
+    def stall_heard(self, rank: int, reply: Reported, now: float) -> list[Action]:
+        """Rendezvous has heard of this stall; it is reported again later.
+
+        Show what it knows of the reason, once, and later only what explains the stall better.
+        """
         stall = self._ranks[rank].stall if rank in self._ranks else None
-        if stall is not None:
-            stall.again_at = now + self.limits.stall_again_s
+        if stall is None:
+            return []
+        stall.again_at = now + self.limits.stall_again_s
+        is_shown = any(reply.cause == other.told.reason for other in self._stalls())
+        if is_shown or reply.weight <= max(self._explained, stall.weight):
+            return []
+        self._explained = reply.weight
+        verb = "waits" if reply.weight > CONSEQUENCE else "may wait"
+        return [ShowLine(f"what rank {rank} {verb} for: {reply.cause}")]
 
     def moves(self, rank: int, reason: str, fact: str) -> list[Action]:
         """A rank that had stalled has made progress."""
         if rank not in self.live:
             return []
         self._ranks[rank].stall = None
-        return [SendReport(self.round, "rank_recovered", reason, rank, fact=fact)]
+        if not self._stalls():
+            self._explained = 0
+        return [
+            ShowLine(reason),
+            SendReport(self.round, "rank_recovered", reason, rank, fact=fact),
+        ]
 
     # -- checks ----------------------------------------------------------------------------------
 

@@ -48,6 +48,11 @@ class ProcessState:
     """It waits for other ranks: one of them may be the reason of the stall. None if unknown."""
 
     @property
+    def is_doubtful(self) -> bool:
+        """The words say that the cause may be another one."""
+        return bool(self.text) and self.is_waiting_for_ranks is not False
+
+    @property
     def is_own_reason(self) -> bool:
         """The state itself explains the stall, whatever the interpreter does."""
         return self.letter in _OWN_REASONS

@@ -191,10 +191,10 @@ class StallRecorder:
         )
         if process.text:
             reason += f"; {process.text}"
-        self._workdir.say(reason, is_warning=True)
         acts = self._agent.rank_stalled(
             place.rank, reason, stalled.waited_s, fact.id, self._clock.now(), place.entered_in,
-            waits_for_others=bool(process.is_waiting_for_ranks), is_fatal=is_fatal,
+            waits_for_others=bool(process.is_waiting_for_ranks), is_doubtful=process.is_doubtful,
+            is_fatal=is_fatal,
         )  # fmt: skip
         self._do(acts)
 
@@ -206,7 +206,6 @@ class StallRecorder:
         recovered = self._records.rank_recovered(order, moving, fact.id)
         self._record(recovered)
         reason = f"rank {rank} moves again after {time_text(moving.stalled_s)}"
-        self._workdir.say(reason)
         self._do(self._agent.rank_moves(rank, reason, recovered.id))
 
     def _warn(self, text: str) -> None:

@@ -4,7 +4,16 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from everstep.incident_causes import CONSEQUENCE, meaning_of
-from everstep.messages import AwaitRound, Fact, LeaveJob, Order, Seat, StandBy, StopRanks
+from everstep.messages import (
+    AwaitRound,
+    Fact,
+    LeaveJob,
+    Order,
+    Seat,
+    StallLocated,
+    StandBy,
+    StopRanks,
+)
 from everstep.messages.codec import encode
 from everstep.messages.facts.stamp import FactStamp, JobFactHead, RoundFactHead
 from everstep_services.rendezvous.domain.events import JobControl, LivenessProbe, Now, Send
@@ -27,6 +36,8 @@ class ReplicaMemory:
         """When each agent, by instance, was last probed."""
         self.alike: tuple[int, str, set[int]] = (0, "", set())
         """A round, the fingerprint of its failure, and the ranks that failed in that way."""
+        self.located: StallLocated | None = None
+        """Where the newest stall began, as health has seen it."""
         self.slowest = ""
         """The node whose ranks started last."""
 

@@ -20,6 +20,7 @@ from everstep.messages import (
     RequestRelease,
     RequestSave,
     RestartJob,
+    StallLocated,
     StopJob,
 )
 from everstep.messages.base import Time
@@ -57,6 +58,7 @@ Event = (
     | Report
     | Probed
     | NodeLost
+    | StallLocated
     | StopJob
     | RestartJob
     | DrainNode

@@ -11,6 +11,7 @@ from everstep.messages import (
     NodeLost,
     Report,
     RoundDocument,
+    StallLocated,
 )
 from everstep_services.rendezvous.domain import (
     agreed_save,
@@ -137,15 +138,23 @@ def _one(batch: Batch, event: Event) -> _Settled:
         case Report():
             batch.memory.heard[event.instance] = batch.now.s
             return reports.hear(batch, event)
-        case Probed():
-            liveness.probed(batch, event)
-        case NodeLost():
-            liveness.lost(batch, event)
+        case Probed() | NodeLost() | StallLocated():
+            _seen(batch, event)
         case Tick():
             pass
         case _:
             return requests.request(batch, event)
     return None
+
+
+def _seen(batch: Batch, event: Probed | NodeLost | StallLocated) -> None:
+    match event:
+        case Probed():
+            liveness.probed(batch, event)
+        case NodeLost():
+            liveness.lost(batch, event)
+        case StallLocated():
+            stalls.located(batch, event)
 
 
 def _begin(batch: Batch, event: Join) -> None:
@@ -157,7 +166,7 @@ def _reply(batch: Batch, event: Event, result: _Settled) -> Message | None:
     if isinstance(event, Join) and not isinstance(result, Done | bool):
         return membership.answer(batch, event, result)
     if isinstance(event, Report) and isinstance(result, bool):
-        return reports.answer(batch, is_current=result)
+        return reports.answer(batch, event, is_current=result)
     return result if isinstance(result, Done) else None
 
 

@@ -87,14 +87,18 @@ def _is_compared_spare(seat: Seat, report: Report) -> bool:
     return is_spare and report.event == "check_compared"
 
 
-def answer(batch: Batch, *, is_current: bool) -> Reported:
+def answer(batch: Batch, report: Report, *, is_current: bool) -> Reported:
     """Return the answer to a report, once the whole batch is decided."""
     doc = batch.state.doc
+    is_stall = is_current and report.event == "rank_stalled"
+    cause, weight = stalls.explanation(batch, report.rank) if is_stall else ("", 0)
     return Reported(
         round=doc.round,
         is_current=is_current,
         incident=doc.incident.id if doc.incident else None,
         phase=doc.phase,
+        cause=cause,
+        weight=weight,
     )
 
 

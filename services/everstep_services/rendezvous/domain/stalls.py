@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from everstep.messages import NameExcuse, Report
+from everstep.incident_causes import CONSEQUENCE, PLAIN
+from everstep.messages import NameExcuse, Report, StallLocated
 from everstep.messages.documents.rounds import OpenStall
 from everstep_services.rendezvous.domain import incidents
 from everstep_services.rendezvous.domain.batch import Batch
@@ -86,6 +87,48 @@ def recovered(batch: Batch, report: Report) -> None:
     batch.state.set(incident=replace(incident, stalled=left))
     if not left and incident.round == batch.state.doc.round:
         incidents.close(batch, "recovered", report.reason, "other_s", before_s=report.age_s)
+
+
+def located(batch: Batch, finding: StallLocated) -> None:
+    """Note where health has seen a stall begin: the cause where only waiting ranks are reported."""
+    batch.memory.located = finding
+    doc = batch.state.doc
+    if doc.incident is not None and doc.incident.round == doc.round:
+        _join_located(batch)
+
+
+def explanation(batch: Batch, rank: int | None) -> tuple[str, int]:
+    """What holds up a rank that has stalled, and how well that explains its stall."""
+    doc = batch.state.doc
+    causes = [(stall.excuse, CONSEQUENCE) for stall in _found(batch, rank) if stall.excuse]
+    if finding := _located_elsewhere(batch, rank):
+        causes.append((finding.reason, PLAIN if finding.is_certain else CONSEQUENCE))
+    incident = doc.incident
+    if incident is not None and incident.round == doc.round and incident.rank != rank:
+        causes += [(incident.reason, incident.weight)] if incident.weight > CONSEQUENCE else []
+    return max(reversed(causes), key=lambda cause: cause[1], default=("", 0))
+
+
+def _located_elsewhere(batch: Batch, rank: int | None) -> StallLocated | None:
+    """Where the stall of the round began, if the rank is among those that wait."""
+    finding = batch.memory.located
+    if finding is None or finding.round != batch.state.doc.round or not finding.first_ranks:
+        return None
+    is_elsewhere = finding.waiting_ranks > 0 and rank not in finding.first_ranks
+    return finding if is_elsewhere else None
+
+
+def _join_located(batch: Batch) -> None:
+    incident = batch.state.doc.incident
+    if incident is None or incident.trigger != "rank_stalled" or incident.weight > CONSEQUENCE:
+        return
+    finding = _located_elsewhere(batch, incident.rank)
+    if finding is not None and finding.is_certain:
+        node = finding.nodes[0] if len(finding.nodes) == 1 else None
+        rank = finding.first_ranks[0]
+        incidents.add(
+            batch, Sign("rank_stalled", finding.reason, node=node, rank=rank, fact=finding.id)
+        )
 
 
 def settle(batch: Batch) -> None:
@@ -169,10 +212,11 @@ def _decide(batch: Batch, stall: OpenStall) -> None:
         for other in late:
             _drop(batch, other)
         _observe(batch, signs)
-        return
-    end_round(batch, signs[0])
-    for sign in signs[1:]:
-        incidents.add(batch, sign)
+    else:
+        end_round(batch, signs[0])
+        for sign in signs[1:]:
+            incidents.add(batch, sign)
+    _join_located(batch)
 
 
 def _may_end(batch: Batch, stall: OpenStall | Report) -> bool:

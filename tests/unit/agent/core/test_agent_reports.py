@@ -39,7 +39,7 @@ def test_an_end_that_somebody_made_on_purpose_says_so(round_: int, after: str) -
     assert (tell.reason, tell.injected_by) == (f"rank 1 was ended by SIGKILL{after}", by)
     stalled = running()
     injected(stalled, round_)
-    (tell,) = stalled.rank_stalled(1, "rank 1 is stopped", 6.0, "f", now=9.0)
+    _, tell = stalled.rank_stalled(1, "rank 1 is stopped", 6.0, "f", now=9.0)
     assert isinstance(tell, SendReport)
     assert (tell.reason, tell.injected_by) == (f"rank 1 is stopped{after}", by)
 

@@ -9,6 +9,7 @@ import pytest
 
 from everstep.messages import Fact, LimitsDocument, RankStalled, SectionLimit, StartRanks
 from everstep.messages.codec import encode
+from everstep_services.agent.core.actions import Action, ShowLine
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.core.round_part import AgentTimeouts as Graces
 from everstep_services.agent.ranks.protocol import RankSaid
@@ -43,6 +44,7 @@ class Desk:
         self.rank = rank
         self.bus = MemoryBus(MemoryServer())
         self.facts: list[Fact] = []
+        self.acts: list[Action] = []
         self.agent = Agent(Graces(stop_grace_s=3, preempt_grace_s=600))
         clock = FakeClock()
         watched = WatchedRank(folder, rank.view_of_page)
@@ -56,7 +58,7 @@ class Desk:
             clock,
             others,
             self.facts.append,
-            lambda _: None,
+            self.acts.extend,
         )
         self.fingerprint = made.spec.config_fingerprint
 
@@ -209,9 +211,7 @@ def test_what_people_have_set_holds_for_another_configuration_too() -> None:
     assert limits_in(encode(learned), "this") is None
 
 
-def test_a_rank_that_its_own_monitor_ends_has_stalled(
-    run: RunPlan, rank: StallRank, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rank_that_its_own_monitor_ends_has_stalled(run: RunPlan, rank: StallRank) -> None:
     """The monitor of an in-process restart says so before it kills the rank."""
     desk = Desk(run, rank, ExternalLimits())
     desk.stalls.said(RankSaid(1, 0, Hung(round=1, rank=0, limit_s=40.0)))
@@ -221,6 +221,5 @@ def test_a_rank_that_its_own_monitor_ends_has_stalled(
     (fact,) = (fact for fact in desk.facts if isinstance(fact, RankStalled))
     assert (fact.rank, fact.waited_s, fact.limit_name) == (0, 40.0, "hard_timeout")
     assert (fact.signal, fact.limit_origin) == ("monitor", "inprocess.Wrapper, which ends it")
-    assert (
-        "limit for hard_timeout 40 s, inprocess.Wrapper, which ends it" in capsys.readouterr().err
-    )
+    (text,) = (act.text for act in desk.acts if isinstance(act, ShowLine))
+    assert "limit for hard_timeout 40 s, inprocess.Wrapper, which ends it" in text
