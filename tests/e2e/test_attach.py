@@ -143,7 +143,7 @@ def test_a_stall_is_recorded_and_ends_nothing(launched: Launched) -> None:
     cluster.until_fact("evidence_collected", lambda body: body["evidence"] == "stacks")
     hold.unlink()
     cluster.until_fact("rank_recovered", lambda body: body["stall"] == stall["id"])
-    assert cluster.closed(1)[0]["outcome"] == "recovered"
+    assert_told_of(cluster, stall, opened)
     node = cluster.until_fact("node_check_finished")["node"]  # ranks that end first end it, too
     probes = until(
         lambda: cluster.api.get(f"nodes/{node}")["probes"], "its probes are shown", despite=CliError
@@ -157,6 +157,16 @@ def test_a_stall_is_recorded_and_ends_nothing(launched: Launched) -> None:
     assert {one["how"] for one in cluster.facts("rank_exited")} == {"done"}
     assert len(cluster.incidents()) == 1
     launched.until_nothing_is_left()
+
+
+def assert_told_of(cluster: Cluster, stall: Body, opened: Body) -> None:
+    """The incident of a stall that is over has its cause, all of its time, and no lost step."""
+    (incident,) = cluster.closed(1)
+    assert (incident["outcome"], incident["lost_steps"]) == ("recovered", 0)
+    assert incident["ledger"]["detect_s"] == stall["waited_s"]
+    assert incident["story"] == f"{opened['reason']}; all ranks make progress again"
+    spent = cluster.api.get(f"jobs/{cluster.job}/goodput")["seconds"]
+    assert spent["stall"] == pytest.approx(incident["ledger"]["wall_s"], rel=0.1)
 
 
 def test_the_first_verdict_names_a_frozen_rank_though_others_went_on(launched: Launched) -> None:

@@ -55,6 +55,8 @@ class IncidentCloses:
     reason: str
     next_round: int | None
     ledger: Ledger
+    lost_steps: int | None = None
+    """0 after a stall: no step is made again. None if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,12 @@ class _Present:
 class _Trouble:
     round: int
     at: float
+    stall: str = ""
+    """The stall that it began with; empty if a rank failed first."""
     is_stall: bool = False
     """So far no rank has failed: some have only stalled."""
+    detect_s: float = 0.0
+    """From the last progress until the stall was found."""
     gone_at: float | None = None
     back_at: float | None = None
 
@@ -144,11 +150,13 @@ class Attendance:
             return []
         return [self._closes(trouble, "recovered", f"round {self.round} makes steps again", now)]
 
-    def stalled(self, rank: int, reason: str, fact: str, now: float) -> list[Act]:
-        """A rank has stalled."""
+    def stalled(
+        self, rank: int, reason: str, fact: str, now: float, waited_s: float = 0.0
+    ) -> list[Act]:
+        """A rank has stalled, and has made no progress for this long."""
         if self._trouble is not None:
             return []
-        self._trouble = _Trouble(self.round, now, is_stall=True)
+        self._trouble = _Trouble(self.round, now, reason, is_stall=True, detect_s=waited_s)
         return [IncidentOpens(rank, reason, fact, "rank_stalled")]
 
     def moves(self, now: float) -> list[Act]:
@@ -299,13 +307,18 @@ class Attendance:
         back_at = now if trouble.back_at is None else max(trouble.back_at, gone_at)
         away_s, back_s = round(back_at - gone_at, 3), round(now - back_at, 3)
         is_back = trouble.back_at is not None
+        if trouble.stall:
+            reason = f"{trouble.stall}; {reason}"
+        detect_s = round(trouble.detect_s, 3)
         if trouble.is_stall:
-            ledger = Ledger(other_s=round(now - trouble.at, 3))
-            return IncidentCloses(
-                outcome, reason, self.round if outcome == "recovered" else None, ledger
-            )
+            ledger = Ledger(detect_s=detect_s, other_s=round(now - trouble.at, 3))
+            is_back = outcome == "recovered"
+            lost_steps = 0 if is_back and trouble.round == self.round else None
+            number = self.round if is_back else None
+            return IncidentCloses(outcome, reason, number, ledger, lost_steps)
         is_stepping = has_stepped and outcome == "recovered"
         ledger = Ledger(
+            detect_s=detect_s,
             stop_s=round(gone_at - trouble.at, 3),
             start_s=away_s if is_back else 0.0,
             first_step_s=back_s if is_stepping else 0.0,

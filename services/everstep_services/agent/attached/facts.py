@@ -198,6 +198,7 @@ class AttachedFacts:
             reason=closes.reason,
             ledger=closes.ledger,
             next_round=closes.next_round,
+            lost_steps=closes.lost_steps,
         )
 
     def progress(self, number: int, made: StepsMade) -> ProgressMade:

@@ -215,14 +215,12 @@ class AttachedService:
         self._do(acts)
         self._collect(acts)
 
-    def _stalls_changed(self, fact: RankStalled | None) -> None:
+    def _stalls_changed(self, fact: RankStalled | None, reason: str) -> None:
         now = self._clock.now()
         if fact is None:
             acts = self._here.moves(now)
         else:
-            where = f" in section {fact.section}" if fact.section else ""
-            reason = f"rank {fact.rank} made no progress for {fact.waited_s:.1f} s{where}"
-            acts = self._here.stalled(fact.rank, reason, fact.id, now)
+            acts = self._here.stalled(fact.rank, reason, fact.id, now, fact.waited_s)
         self._note_incident(acts)
         self._do(acts)
         self._collect(acts)

@@ -13,7 +13,12 @@ from everstep_services.agent.stalls.judge import Moving, Stalled
 from everstep_services.agent.stalls.limits_table import LimitNotices, LineWriter
 from everstep_services.agent.stalls.monitor import MonitoredRanks, StallMonitor
 from everstep_services.agent.stalls.process_state import ProcessState
-from everstep_services.agent.stalls.recorder import hung, limits_in, pause_fact
+from everstep_services.agent.stalls.recorder import (
+    hung,
+    limits_in,
+    pause_fact,
+    stall_sentence,
+)
 from everstep_services.agent.telemetry.facts import AgentFacts
 from trainer_sdk.wire import Hung, Restarted
 
@@ -34,7 +39,7 @@ class AttachedStalls:
         rank: Callable[[int], WatchedRank | None],
         record: Callable[[Fact], None],
         say: LineWriter,
-        changed: Callable[[RankStalled | None], None],
+        changed: Callable[[RankStalled | None, str], None],
     ) -> None:
         self._plan = plan
         self._bus = bus
@@ -44,7 +49,7 @@ class AttachedStalls:
         self._rank = rank
         self._record = record
         self._changed = changed
-        """Is called with each stall, and with None when no rank is stalled any more."""
+        """Is called with each stall in words, and with None when no rank is stalled any more."""
         self._round = 0
         self._facts: dict[int, RankStalled] = {}
         self._state = ""
@@ -106,11 +111,9 @@ class AttachedStalls:
         fact = self._records.rank_stalled(order, stalled, process, is_fatal=False)
         self._facts[place.rank] = fact
         self._record(fact)
-        self._changed(fact)
-        log.warning(
-            "rank_stalled rank=%d section=%s waited_s=%.1f limit_s=%g %s",
-            place.rank, place.section, stalled.waited_s, place.limit.s, process.text,
-        )  # fmt: skip
+        reason = stall_sentence(stalled, process)
+        self._changed(fact, reason)
+        log.warning("rank_stalled %s", reason)
 
     def _moving(self, moving: Moving) -> None:
         rank = moving.stalled.place.rank
@@ -119,4 +122,4 @@ class AttachedStalls:
             self._record(self._records.rank_recovered(self._order(rank), moving, fact.id))
             log.info("rank_moves rank=%d stalled_s=%.1f", rank, moving.stalled_s)
             if not self._facts:
-                self._changed(None)
+                self._changed(None, "")

@@ -78,6 +78,16 @@ def hung(
     return Stalled(place, message.limit_s), ProcessState("", "")
 
 
+def stall_sentence(stalled: Stalled, process: ProcessState) -> str:
+    """A stall for people: the rank, its position, the limit, and the state of its process."""
+    place = stalled.place
+    reason = (
+        f"rank {place.rank} has made no progress for {time_text(stalled.waited_s)} "
+        f"{_where(place)} ({_limit_text(place)})"
+    )
+    return f"{reason}; {process.text}" if process.text else reason
+
+
 class StallRecorder:
     """Records and reports the findings of the monitor."""
 
@@ -184,13 +194,7 @@ class StallRecorder:
         fact = self._records.rank_stalled(order, stalled, process, is_fatal=is_fatal)
         self._facts[place.rank] = fact
         self._record(fact)
-        reason = (
-            f"rank {place.rank} has made no progress for {time_text(stalled.waited_s)} "
-            f"{_where(place)} "
-            f"({_limit_text(place)})"
-        )
-        if process.text:
-            reason += f"; {process.text}"
+        reason = stall_sentence(stalled, process)
         acts = self._agent.rank_stalled(
             place.rank, reason, stalled.waited_s, fact.id, self._clock.now(), place.entered_in,
             waits_for_others=bool(process.is_waiting_for_ranks), is_doubtful=process.is_doubtful,

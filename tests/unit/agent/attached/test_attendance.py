@@ -82,22 +82,25 @@ def test_a_stall_is_an_incident_until_its_ranks_move() -> None:
     world.round(1)
     assert world.here.moves(world.now) == []
     stalled = IncidentOpens(1, "rank 1 stands still", "f1", "rank_stalled")
-    assert world.here.stalled(1, "rank 1 stands still", "f1", world.now) == [stalled]
-    assert world.here.stalled(0, "rank 0, too", "f2", world.now) == []
+    assert world.here.stalled(1, "rank 1 stands still", "f1", world.now, 8.0) == [stalled]
+    assert world.here.stalled(0, "rank 0, too", "f2", world.now, 9.0) == []
     world.now += 3
     (closes,) = world.here.moves(world.now)
     assert isinstance(closes, IncidentCloses)
-    assert (closes.outcome, closes.next_round) == ("recovered", 1)
-    assert (closes.ledger.other_s, closes.ledger.wall_s) == (3, 3)
+    assert (closes.outcome, closes.next_round, closes.lost_steps) == ("recovered", 1, 0)
+    assert closes.reason == "rank 1 stands still; all ranks make progress again"
+    assert (closes.ledger.detect_s, closes.ledger.wall_s) == (8, 11), "from the last progress on"
 
-    world.here.stalled(1, "rank 1 stands still", "f3", world.now)
+    world.here.stalled(1, "rank 1 stands still", "f3", world.now, 8.0)
     (ends,) = world.gone(r1=BAD, r0=STOPPED)
     assert isinstance(ends, RoundEnds)
     assert world.here.moves(world.now) == [], "a rank has failed since"
     world.round(2)
     (closes,) = world.here.stepped(world.now)
     assert isinstance(closes, IncidentCloses)
-    assert closes.next_round == 2
+    assert (closes.next_round, closes.lost_steps) == (2, None)
+    assert closes.reason == "rank 1 stands still; round 2 makes steps again"
+    assert closes.ledger.detect_s == 8
 
 
 def test_a_stall_that_ends_well_has_recovered() -> None:

@@ -73,7 +73,7 @@ def _no_incident(api: Api, job: str) -> str:
         return f"nothing has gone wrong with {job} so far"
     return (
         f"{job} has had no incident, but ranks have stalled {counted(stalls, 'time')}: other ranks "
-        f"were the reason, they moved again at once, or another launcher runs them. "
+        f"were the reason, or they moved again at once. "
         f"See: everstep ranks {job}"
     )
 
