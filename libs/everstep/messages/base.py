@@ -15,7 +15,7 @@ Floats are finite, and have bounds that `Message` and `Part` give to every field
 1970 and 3000. Text is valid Unicode without NUL: decode foreign bytes with `errors="replace"`.
 """
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -46,6 +46,11 @@ def _bounded(name: str, hint: Any) -> Any:
         return hint
     bounded = tuple(_bounded(name, argument) for argument in arguments)
     return Union[bounded] if origin in {Union, UnionType} else origin[bounded]  # noqa: UP007
+
+
+def earlier(at: Time, seconds: float) -> Time:
+    """The time that long before; `seconds` is within the bounds of a message's field."""
+    return at - timedelta(seconds=seconds)
 
 
 class _Bounded(msgspec.Struct, frozen=True):

@@ -238,7 +238,23 @@ def jobs_with_state() -> Select[Any]:
     )
     columns = [column for column in jobs if column.name != "last_step"]
     last_step = func.coalesce(newest, jobs.last_step).label("last_step")
-    return select(*columns, last_step, job_state().label("state"))
+    stalled = _stalled_since().label("stalled_since")
+    return select(*columns, last_step, stalled, job_state().label("state"))
+
+
+def _stalled_since() -> ColumnElement[int | None]:
+    """The last progress before the open stall of a round that runs; null if there is none."""
+    jobs, incidents = tables.jobs.c, tables.incidents.c
+    since = (
+        select(func.min(func.coalesce(incidents.progress_us, incidents.opened_us)))
+        .where(
+            incidents.job == jobs.job, incidents.round == jobs.round,
+            incidents.trigger == "rank_stalled", incidents.closed_fact.is_(None),
+        )
+        .correlate(tables.jobs)
+        .scalar_subquery()
+    )  # fmt: skip
+    return case((job_state() == "running", since))
 
 
 def is_over() -> ColumnElement[bool]:

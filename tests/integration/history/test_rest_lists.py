@@ -1,6 +1,6 @@
 """REST answers: jobs, rounds, nodes and facts, filtered, in pages that stay put."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import httpx2
@@ -90,6 +90,35 @@ async def test_a_job_has_a_state_that_follows_its_facts(
         "idle",
         "failed",
     ]
+
+
+async def test_a_job_tells_since_when_it_stands_while_its_round_goes_on(
+    api: Api, reader: httpx2.AsyncClient
+) -> None:
+    since, later = BEGAN - timedelta(seconds=40), BEGAN - timedelta(seconds=20)
+    stall: dict[str, Any] = {"round": 1, "trigger": "rank_stalled"}
+    seen = []
+    for fact in (
+        make("job_started", round=None),
+        make("allocation_started", round=None),
+        make("round_formed", round=1),
+        make("round_started", round=1),
+        make("incident_opened", incident="a", last_progress_at=since, **stall),
+        make("incident_opened", incident="b", last_progress_at=later, **stall),
+        make("incident_closed", incident="a", round=1, trigger="rank_stalled"),
+        make("incident_closed", incident="b", round=1, trigger="rank_stalled"),
+        make("incident_opened", incident="c", last_progress_at=None, **stall),
+        make("round_ended", round=1),
+        make("round_formed", round=2),
+        make("round_started", round=2),
+        make("incident_opened", incident="d", round=2, trigger="rank_exited"),
+    ):
+        await api.add(fact)
+        [job] = (await get(reader, "jobs"))["items"]
+        assert job["stalled_since"] == (await get(reader, "jobs/j"))["stalled_since"]
+        seen.append(job["stalled_since"])
+    told = [None if at is None else datetime.fromisoformat(at) for at in seen]
+    assert told == [None] * 4 + [since, since, later, None, BEGAN] + [None] * 4
 
 
 async def test_a_job_that_a_later_allocation_takes_up_is_over_no_more(

@@ -1,5 +1,6 @@
 """A rank that has stalled: who is asked for an excuse, and what becomes of its round."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -309,6 +310,7 @@ def test_a_stall_that_ends_no_round_is_an_incident_until_its_ranks_move(
     world.tick(1)
     (opened,) = world.of(IncidentOpened)
     assert (opened.trigger, opened.node, opened.rank) == ("rank_stalled", "n1", 2)
+    assert opened.last_progress_at == opened.at - timedelta(seconds=6.5)
     (decided,), (taken,) = world.of(ActionDecided), world.of(ActionTaken)
     assert (decided.mode, decided.incident, decided.evidence) == (
         "observe", opened.incident, (f"{2:032x}",)

@@ -33,6 +33,8 @@ class IncidentOpens:
     reason: str
     fact: str
     trigger: IncidentCause = "rank_exited"
+    waited_s: float | None = None
+    """The time since the last progress of a rank that has stalled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,7 @@ class Attendance:
         if self._trouble is not None:
             return []
         self._trouble = _Trouble(self.round, now, reason, is_stall=True, detect_s=waited_s)
-        return [IncidentOpens(rank, reason, fact, "rank_stalled")]
+        return [IncidentOpens(rank, reason, fact, "rank_stalled", waited_s)]
 
     def moves(self, now: float) -> list[Act]:
         """No rank is stalled any more."""

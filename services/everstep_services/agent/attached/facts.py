@@ -26,6 +26,7 @@ from everstep.messages import (
     RoundStarted,
     StartRanks,
 )
+from everstep.messages.base import earlier
 from everstep.messages.facts.stamp import FactHead, FactStamp, JobFactHead, RoundFactHead
 from everstep_services.agent.attached.attached_plan import AttachedPlan
 from everstep_services.agent.attached.attendance import (
@@ -178,6 +179,7 @@ class AttachedFacts:
 
     def opens(self, number: int, incident: str, opens: IncidentOpens, step: int | None) -> Fact:
         """A rank has failed by itself."""
+        now, waited_s = self._clock.wall(), opens.waited_s
         return IncidentOpened(
             **self._of_round(number),
             incident=incident,
@@ -187,6 +189,7 @@ class AttachedFacts:
             node=self._plan.node,
             rank=opens.rank,
             step=step,
+            last_progress_at=None if waited_s is None else earlier(now, waited_s),
         )
 
     def closes(self, number: int, incident: str, closes: IncidentCloses) -> Fact:

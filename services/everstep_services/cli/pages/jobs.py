@@ -37,7 +37,8 @@ from everstep_services.cli.output import (
 from everstep_services.cli.pages.incidents.story import failing_saves
 
 JOB_COLUMNS = (
-    "job", "state", "round", "restarts", "incidents", "world_size", "last_step", "updated_at",
+    "job", "state", "stalled_since", "round", "restarts", "incidents", "world_size", "last_step",
+    "updated_at",
 )  # fmt: skip
 INCIDENT_COLUMNS = (
     "incident", "job", "opened_at", "outcome", "lasted", "lost_steps", "node", "rank", "headline",
@@ -184,6 +185,8 @@ def _state(job: Record) -> str:
         parts.append(f"round {job['round']}")
     if job["world_size"] and job["state"] in WITH_RANKS:
         parts.append(counted(job["world_size"], "rank"))
+    if job.get("stalled_since"):
+        parts.append(f"stalled since {moment(job['stalled_since'])}")
     return ", ".join(parts)
 
 

@@ -10,6 +10,7 @@ from everstep.incident_causes import CONSEQUENCE, PLAIN, SECONDARY, IncidentCaus
 from everstep.incident_outcomes import IncidentOutcome
 from everstep.lost_steps import steps_again
 from everstep.messages import IncidentClosed, IncidentExtended, IncidentOpened, Ledger
+from everstep.messages.base import Time, earlier
 from everstep.messages.documents.rounds import OpenIncident
 from everstep_services.rendezvous.domain.batch import Batch
 
@@ -223,6 +224,7 @@ def _open(batch: Batch, sign: Sign) -> OpenIncident:
             node=sign.node,
             rank=sign.rank,
             step=doc.round_step if sign.step is None else sign.step,
+            last_progress_at=_last_progress(batch, sign),
             phase="step"
             if doc.has_stepped
             else "start"
@@ -232,6 +234,13 @@ def _open(batch: Batch, sign: Sign) -> OpenIncident:
         )
     )
     return incident
+
+
+def _last_progress(batch: Batch, sign: Sign) -> Time | None:
+    """When a rank that has stalled made its last progress; nobody else's is known so well."""
+    if sign.trigger != "rank_stalled":
+        return None
+    return earlier(batch.now.wall, sign.detect_s)
 
 
 def _join(batch: Batch, incident: OpenIncident, sign: Sign) -> OpenIncident:

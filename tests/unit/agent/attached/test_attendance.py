@@ -81,7 +81,7 @@ def test_a_stall_is_an_incident_until_its_ranks_move() -> None:
     world = World()
     world.round(1)
     assert world.here.moves(world.now) == []
-    stalled = IncidentOpens(1, "rank 1 stands still", "f1", "rank_stalled")
+    stalled = IncidentOpens(1, "rank 1 stands still", "f1", "rank_stalled", 8.0)
     assert world.here.stalled(1, "rank 1 stands still", "f1", world.now, 8.0) == [stalled]
     assert world.here.stalled(0, "rank 0, too", "f2", world.now, 9.0) == []
     world.now += 3

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from everstep.store.queries import Record
+from everstep.store.times import from_us
 from everstep_services.history.api.dto.answer import (
     Answer,
     culprit_headline,
@@ -56,6 +57,10 @@ class Job(Answer):
     started_at: datetime | None
     updated_at: datetime | None = Field(
         description="When the last fact about the job arrived in the record."
+    )
+    stalled_since: datetime | None = Field(
+        description="The last progress of its ranks, if they stand still now and their round goes "
+        "on, because stalls are only observed."
     )
     ended_at: datetime | None
     end_reason: str | None = Field(description="Why the job ended, with the limit that was passed.")
@@ -257,7 +262,9 @@ def shown_job(row: Record) -> dict[str, Any]:
     if row["unknown_losses"] and not row["lost_steps"]:
         shown["lost_steps"] = None
     headline = _end_headline(shown, shown["reported_rank"], shown["reported_node"])
-    return {**shown, "end_headline": headline}
+    since = row["stalled_since"]
+    since = None if since is None else from_us(since)
+    return {**shown, "end_headline": headline, "stalled_since": since}
 
 
 def shown_round(row: Record) -> dict[str, Any]:
