@@ -97,6 +97,8 @@ def test_a_stall_may_be_only_said(cluster: Cluster) -> None:
     opened = cluster.until_fact("incident_opened")
     assert (opened["trigger"], opened["rank"]) == ("rank_stalled", 0)
     assert opened["trigger_fact"] == stall["id"]
+    stacks = cluster.until_fact("evidence_collected", lambda body: body["evidence"] == "stacks")
+    assert stacks["incident"] == opened["incident"]
     said.touch()
     assert agent.wait() == 0
     recovered = cluster.until_fact("rank_recovered")

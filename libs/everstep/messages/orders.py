@@ -146,12 +146,16 @@ class BeatNow(Order, frozen=True, kw_only=True, tag="beat_now.v1"):
 
 
 class CollectEvidence(Order, frozen=True, kw_only=True, tag="collect_evidence.v1"):
-    """Collect evidence from outside the ranks, which keep running; attribution wants it."""
+    """Collect evidence from outside the ranks, which keep running.
+
+    A person wants it; or ranks stand still in a round that goes on, because stalls are observed.
+    """
 
     incident: Name
     """The incident that the evidence belongs to."""
     evidence: tuple[str, ...]
-    """The kinds of evidence, as in `evidence_collected`; an unknown kind is reported as missing."""
+    """The kinds of evidence, as in `evidence_collected`; an unknown kind is reported as missing.
+    Empty for all that can be collected from living ranks."""
     within_s: float
     """How long to collect; the rest is reported as missing."""
     ranks: tuple[Int, ...] = ()

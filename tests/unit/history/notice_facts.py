@@ -61,6 +61,14 @@ def judged(
     )  # fmt: skip
 
 
+def watched(incident: str) -> ActionDecided:
+    """Nothing is done about a stall."""
+    return ActionDecided(
+        **_head("watched", "j", incident, None), action="restart", reason="rank 3 stands",
+        rule="restart.observe", mode="observe", incident=incident,
+    )  # fmt: skip
+
+
 def decided(incident: str, *, job: str = "j", at: datetime | None = None) -> ActionDecided:
     return ActionDecided(
         **_head("decided", job, incident, at), action="restart", reason="2 restarts are left",

@@ -30,6 +30,7 @@ from tests.unit.history.notice_facts import (
     opened,
     slow,
     story,
+    watched,
 )
 
 RULES = Rules(
@@ -78,6 +79,16 @@ class World:
 
     def steps(self, target: str = "slack") -> list[tuple[str, str]]:
         return [(one.notice.event, one.step) for one in self.sent if one.target == target]
+
+
+def test_of_a_stall_that_is_only_watched_the_message_tells_that_nothing_is_done() -> None:
+    world = World()
+    world.take(opened("i1"), watched("i1"))
+    told = {delivery.notice.action for delivery in world.after(6)}
+    assert told == {"nothing: stalls are only observed, and the round goes on"}
+    world.take(decided("i1"), watched("i1"))
+    (notice,) = world.notices.all()
+    assert notice.action == "restart: 2 restarts are left"
 
 
 def test_the_first_message_has_the_verdict_and_the_second_the_cost() -> None:

@@ -137,8 +137,14 @@ def test_a_verdict_without_a_culprit_leaves_the_first_report_first() -> None:
     """A11.1: an inconclusive verdict names nobody, and hides nothing."""
     verdict = "there is too little evidence"
     notice = a_notice(cause="unknown", confidence=0.0, verdict=verdict, is_inconclusive=True)
-    assert texts.title(notice).endswith(": rank 3 exited with 1")
-    assert texts.text(notice).startswith("rank 3 exited with 1\nVerdict: unknown")
+    assert texts.title(notice) == "vit: incident: rank 3 exited with 1"
+    assert texts.text(notice) == "rank 3 exited with 1\nVerdict: there is too little evidence"
+
+
+def test_the_end_does_not_repeat_what_was_reported() -> None:
+    ending = "rank 3 exited with 1; rank 3 moves again"
+    over = a_notice(state="resolved", outcome="recovered", ending=ending)
+    assert texts.text(over) == "rank 3 exited with 1\nEnd: rank 3 moves again"
 
 
 def test_every_link_is_a_page_of_the_dashboard() -> None:

@@ -9,6 +9,7 @@ from everstep.incident_causes import CONSEQUENCE, PLAIN, WAITS
 from everstep.messages import (
     ActionDecided,
     ActionTaken,
+    CollectEvidence,
     IncidentClosed,
     IncidentOpened,
     NameExcuse,
@@ -311,6 +312,8 @@ def test_a_stall_that_ends_no_round_is_an_incident_until_its_ranks_move(
     (opened,) = world.of(IncidentOpened)
     assert (opened.trigger, opened.node, opened.rank) == ("rank_stalled", "n1", 2)
     assert opened.last_progress_at == opened.at - timedelta(seconds=6.5)
+    (wanted,) = [order for _, order in world.orders if isinstance(order, CollectEvidence)]
+    assert (wanted.incident, wanted.round, wanted.evidence) == (opened.incident, 1, ())
     (decided,), (taken,) = world.of(ActionDecided), world.of(ActionTaken)
     assert (decided.mode, decided.incident, decided.evidence) == (
         "observe", opened.incident, (f"{2:032x}",)
@@ -322,6 +325,7 @@ def test_a_stall_that_ends_no_round_is_an_incident_until_its_ranks_move(
         world.tick(10)
     assert (world.doc.phase, len(world.of(ActionDecided))) == ("running", 1)
     assert len(asked(world)) == 4, "nobody is asked about it again"
+    assert sum(isinstance(order, CollectEvidence) for _, order in world.orders) == 1
     world.report("n1", "rank_recovered", rank=2, reason="rank 2 moves again")
     assert world.of(IncidentClosed) == [], "rank 1 still stands"
     world.report("n0", "rank_recovered", rank=1, reason="rank 1 moves again", age_s=0.5)

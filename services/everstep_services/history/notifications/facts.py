@@ -29,6 +29,7 @@ from everstep.observe.redaction import redact
 from everstep.subjects import CLUSTER
 from everstep_services.history.notifications.notices import Event, Notices
 
+_WATCHED = "nothing: stalls are only observed, and the round goes on"
 _NAMES_MOST = 16
 _TEXT_MOST = 600
 _READ_MOST = 4096
@@ -93,12 +94,15 @@ def _judged(notices: Notices, fact: VerdictReached, now: float) -> None:
 
 
 def _decided(notices: Notices, fact: ActionDecided, now: float) -> None:
-    if fact.incident is None or fact.mode != "enforce":
+    is_watched = fact.rule == "restart.observe"
+    if fact.incident is None or not (fact.mode == "enforce" or is_watched):
         return
     id_ = f"{fact.job}/{fact.incident}"
     notice = notices.open_or_new(id_, fact, now, "incident", fact.incident)
-    if notice is not None:
-        notices.put(replace(notice, action=_bounded(f"{fact.action}: {fact.reason}")))
+    if notice is None or (is_watched and notice.action):
+        return
+    action = _WATCHED if is_watched else f"{fact.action}: {fact.reason}"
+    notices.put(replace(notice, action=_bounded(action)))
 
 
 def _closed(notices: Notices, fact: IncidentClosed, now: float) -> None:

@@ -39,14 +39,15 @@ def title(notice: Notice) -> str:
 
 def text(notice: Notice) -> str:
     """What happened, what the verdict says, what was done, how it ended, what it cost."""
-    verdict = notice.verdict and f"Verdict: {_cause(notice)}. {notice.verdict}"
-    reports = [notice.reason, verdict]
+    reports = [notice.reason, notice.verdict and f"Verdict: {notice.verdict}"]
     if _is_conclusive(notice):
+        verdict = f"Verdict: {_cause(notice)}. {notice.verdict}"
         reports = [verdict, notice.reason and f"First reported: {notice.reason}"]
+    ending = notice.ending.removeprefix(f"{notice.reason}; ")
     sentences = [
         *reports,
         notice.action and f"Done: {notice.action}",
-        notice.ending and f"End: {notice.ending}",
+        ending and f"End: {ending}",
         _cost(notice),
         _more(notice),
     ]
@@ -98,7 +99,7 @@ def clean(value: str, most: int) -> str:
 
 def _incident(notice: Notice) -> str:
     where = _who(notice)
-    cause = f" ({notice.cause})" if notice.cause else ""
+    cause = f" ({notice.cause})" if notice.cause not in {"", "unknown"} else ""
     if notice.outcome:
         return f"{notice.job}: incident {notice.outcome}{cause}{where}"
     return f"{notice.job}: incident{cause}{where}: {_headline(notice)}"

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from everstep.incident_causes import CONSEQUENCE, PLAIN
-from everstep.messages import NameExcuse, Report, StallLocated
+from everstep.messages import CollectEvidence, NameExcuse, Report, StallLocated
 from everstep.messages.documents.rounds import OpenStall
 from everstep_services.rendezvous.domain import incidents
 from everstep_services.rendezvous.domain.batch import Batch
@@ -239,6 +239,17 @@ def _observe(batch: Batch, signs: Sequence[Sign]) -> None:
             incident=incident.id,
             evidence=(signs[0].fact,) if signs[0].fact else (),
         )
+        _collect(batch, incident.id, signs[0].reason)
+
+
+def _collect(batch: Batch, incident: str, reason: str) -> None:
+    """Let agents look into the ranks that stand: without that, few stalls have a cause."""
+    doc = batch.state.doc
+    order = CollectEvidence(
+        id=batch.now.new_id(), job=doc.job, round=doc.round, reason=reason, incident=incident,
+        evidence=(), within_s=batch.settings.stall_evidence_s,
+    )  # fmt: skip
+    batch.send(order)
 
 
 def _opened(batch: Batch, report: Report) -> OpenStall:

@@ -246,6 +246,33 @@ async def test_a_stall_outside_of_all_sections_is_in_no_section_of_its_phases_na
             assert f"<dt>Section</dt><dd>outside of all sections{told}</dd>" in page
 
 
+async def test_pages_tell_that_a_watched_stall_stands_until_it_ends(tmp_path: Path) -> None:
+    async with opened(tmp_path) as api:
+        client = browser(api)
+        await log_in(client, await api.token("read"))
+        about: dict[str, Any] = {"job": "j", "incident": "i", "trigger": "rank_stalled"}
+        judged = make("verdict_reached", job="j", round=1, incident="i", is_inconclusive=True,
+                      reason="inconclusive: too little")  # fmt: skip
+        watch = make("action_decided", job="j", round=1, incident="i", mode="observe")
+        await api.add(
+            *(make(kind, job="j", round=None) for kind in ("job_started", "allocation_started")),
+            *(make(kind, job="j", round=1) for kind in ("round_formed", "round_started")),
+            make("incident_opened", round=1, reason="rank 5 stands", **about), judged, watch,
+        )  # fmt: skip
+
+        async def pages() -> list[str]:
+            return [(await client.get(path)).text for path in ("/", "/jobs", "/jobs/j")]
+
+        page = (await client.get("/incidents/i")).text
+        assert ">rank 5 stands</h1>" in page
+        assert "The round goes on" in page
+        assert "everstep restart j" in page
+        assert all("</span>stalled</span>" in text for text in await pages())
+        await api.add(make("incident_closed", round=1, outcome="recovered", **about))
+        assert "The round goes on" not in (await client.get("/incidents/i")).text
+        assert not any("</span>stalled</span>" in text for text in await pages())
+
+
 async def test_what_did_not_go_on_is_not_open_and_an_empty_restore_has_no_step(
     tmp_path: Path,
 ) -> None:

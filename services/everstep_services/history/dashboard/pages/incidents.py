@@ -79,7 +79,8 @@ def _summary(told: Mapping[str, Any]) -> str:
     verdict = told["verdict"]
     if told["first_report"]:
         return str(told["headline"])
-    if verdict is not None and verdict["verdict_reason"]:
+    is_conclusive = verdict is not None and not verdict["is_inconclusive"]
+    if is_conclusive and verdict["verdict_reason"]:
         return str(verdict["verdict_reason"])
     return str(told["headline"] or told["trigger"] or "An incident")
 
