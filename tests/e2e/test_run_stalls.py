@@ -116,6 +116,45 @@ def test_a_stall_may_be_only_said(cluster: Cluster) -> None:
     assert spent["stall"] == pytest.approx(recovered["stalled_s"], rel=0.1)
 
 
+HELD_LATE = """
+import os, signal, sys, time
+import torch, torch.distributed as dist
+import trainer_sdk
+
+dist.init_process_group("gloo")
+run = trainer_sdk.session()
+for step in range(4):
+    if step == 2 and dist.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        time.sleep(1)
+        with run.section("data"):
+            os.kill(os.getpid(), signal.SIGSTOP)
+    with run.section("exchange"):
+        dist.all_reduce(torch.ones(1))
+    run.step()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("nodes", [1, variant(2)])
+def test_a_rank_that_a_signal_holds_is_not_excused_by_one_that_waited_before(
+    cluster: Cluster, nodes: int
+) -> None:
+    """Nothing tells of a stopped rank in which collective it is: the other has a minute left."""
+    script = cluster.folder / "held.py"
+    script.write_text(HELD_LATE)
+    of_both = ("--nnodes", str(nodes), "--nproc-per-node", str(2 // nodes))
+    agents = [
+        cluster.run(*of_both, *limits("data"), "--limit", f"exchange={OTHERS_S:g}", str(script),
+                    node=f"node-{number}")
+        for number in range(nodes)
+    ]  # fmt: skip
+    for agent in agents:
+        assert agent.wait(START_WITHIN_S) == 0
+    (stall,) = cluster.facts("rank_stalled")
+    assert (stall["rank"], stall["process_state"]) == (1, "T")
+    assert cluster.closed(1)[0]["rank"] == 1
+
+
 MEETS = """
 import sys, time
 from pathlib import Path

@@ -80,6 +80,12 @@ def test_a_single_node_has_nobody_to_ask() -> None:
     assert asked(world) == []
 
 
+def test_about_a_rank_that_a_signal_holds_nobody_is_asked() -> None:
+    world = running()
+    stall(world, waited_s=4.0, is_stopped=True)
+    assert (world.doc.phase, asked(world)) == ("ending", [])
+
+
 def test_an_excused_stall_ends_nothing_as_long_as_the_excuse_is_renewed() -> None:
     world = running()
     stall(world)

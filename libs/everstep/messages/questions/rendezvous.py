@@ -160,6 +160,8 @@ class Report(Question, frozen=True, kw_only=True, tag="report.v1"):
     """For `preempted`: how much time is left."""
     waited_s: float | None = None
     """For `rank_stalled`: the time since the rank's last progress."""
+    is_stopped: bool = False
+    """For `rank_stalled`: a signal or a debugger holds the rank; no other rank is the reason."""
     is_fatal: bool = True
     """For `rank_stalled`: it may end the round; False with `--no-restart-on-stall`."""
     entered: Int | None = None

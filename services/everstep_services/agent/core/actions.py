@@ -55,6 +55,7 @@ class SendReport:
     step: int | None = None
     grace_s: float | None = None
     waited_s: float | None = None
+    is_stopped: bool = False
     is_fatal: bool = True
     entered_in: Mapping[str, int] = field(default_factory=dict)
     fingerprint: str = ""

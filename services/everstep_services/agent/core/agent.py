@@ -268,6 +268,7 @@ class Agent:
         *,
         waits_for_others: bool = False,
         is_doubtful: bool = False,
+        is_stopped: bool = False,
         is_fatal: bool = True,
     ) -> list[Action]:
         """A rank has made no progress past its limit; reported again until something follows.
@@ -280,7 +281,7 @@ class Agent:
         told = SendReport(
             part.round, "rank_stalled", reason, rank, waited_s=waited_s, fact=fact,
             entered_in=entered_in or {}, fingerprint=WAITS if waits_for_others else "",
-            is_fatal=is_fatal,
+            is_stopped=is_stopped, is_fatal=is_fatal,
         )  # fmt: skip
         return part.stalled(told, rank, now, is_doubtful=is_doubtful)
 

@@ -336,7 +336,11 @@ class RoundPart:
             return []
         stall.again_at = now + self.limits.stall_again_s
         is_shown = any(reply.cause == other.told.reason for other in self._stalls())
-        if is_shown or reply.weight <= max(self._explained, stall.weight):
+        if (
+            is_shown
+            or self.state == "stopping"
+            or reply.weight <= max(self._explained, stall.weight)
+        ):
             return []
         self._explained = reply.weight
         verb = "waits" if reply.weight > CONSEQUENCE else "may wait"

@@ -190,6 +190,7 @@ class AgentStatus:
             last_progress_age_s=self._progress.age_s() if tell.age_s is None else tell.age_s,
             grace_s=tell.grace_s,
             waited_s=tell.waited_s,
+            is_stopped=tell.is_stopped,
             is_fatal=tell.is_fatal,
             entered=tell.entered_in.get(DEFAULT_GROUP),
             entered_in=tuple(

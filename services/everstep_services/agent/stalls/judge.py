@@ -5,7 +5,7 @@ nothing that it knows reaches the next.
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -107,6 +107,8 @@ class StallJudge:
     began_s: float
     ahead_s: float = 0.0
     """Call `look` also this long before a rank is late; a third of short limits."""
+    is_stopped: Callable[[RankPosition], bool] = lambda _: False
+    """Whether a signal or a debugger holds a rank: then no other rank excuses it."""
     stalled: dict[int, Stalled] = field(default_factory=dict)
     places: dict[int, RankPosition | Exempt] = field(default_factory=dict)
     """The position of each rank at the last look."""
@@ -182,7 +184,7 @@ class StallJudge:
         if place.rank in self.stalled:
             return []
         excuse = self.excuse(place, now)
-        if excuse is not None:
+        if excuse is not None and not self.is_stopped(place):
             is_news = place.rank not in self._excused
             self._excused.add(place.rank)
             return [Excused(place, *excuse)] if is_news else []

@@ -131,7 +131,7 @@ class StallMonitor:
     def begins(self, order: StartRanks) -> None:
         """The ranks of a round are being started: forget the round before."""
         log.info("stalls_watched round=%d", order.round)
-        self._judge = StallJudge(self.limits, self._clock.now(), AHEAD_S)
+        self._judge = StallJudge(self.limits, self._clock.now(), AHEAD_S, self._is_stopped)
         self._closer.begins()
         self._interpreters.begins()
         self._unsaid.clear()
@@ -270,6 +270,9 @@ class StallMonitor:
             self._in_question.add(_ASKED_RANK)
         if self._in_question - before:
             self._closer_due.set()
+
+    def _is_stopped(self, place: RankPosition) -> bool:
+        return place.pid is not None and state_of(place.pid, self._proc).is_stopped
 
     def _found(self, stalled: Stalled) -> None:
         place = stalled.place

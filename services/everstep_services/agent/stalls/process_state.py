@@ -13,7 +13,8 @@ _MEANINGS = {
     "Z": "zombie: exited, not yet reaped",
     "R": "it computes, or holds the interpreter's lock",
 }
-_OWN_REASONS = frozenset({"T", "t", _UNINTERRUPTIBLE, "Z", "X"})
+_STOPPED = frozenset({"T", "t"})
+_OWN_REASONS = _STOPPED | {_UNINTERRUPTIBLE, "Z", "X"}
 _WAITS = {
     "futex": "it waits for a lock",
     "poll": "it waits for a socket or a file",
@@ -51,6 +52,11 @@ class ProcessState:
     def is_doubtful(self) -> bool:
         """The words say that the cause may be another one."""
         return bool(self.text) and self.is_waiting_for_ranks is not False
+
+    @property
+    def is_stopped(self) -> bool:
+        """A signal or a debugger holds it: whatever other ranks do, it cannot move."""
+        return self.letter in _STOPPED
 
     @property
     def is_own_reason(self) -> bool:

@@ -198,7 +198,7 @@ class StallRecorder:
         acts = self._agent.rank_stalled(
             place.rank, reason, stalled.waited_s, fact.id, self._clock.now(), place.entered_in,
             waits_for_others=bool(process.is_waiting_for_ranks), is_doubtful=process.is_doubtful,
-            is_fatal=is_fatal,
+            is_stopped=process.is_stopped, is_fatal=is_fatal,
         )  # fmt: skip
         self._do(acts)
 

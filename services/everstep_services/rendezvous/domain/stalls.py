@@ -43,7 +43,7 @@ def stalled(batch: Batch, report: Report) -> None:
     is_known = report.rank in standing or len(standing) >= _MOST
     if is_known and not _may_end(batch, report):
         return
-    if doc.slots == 1 or report.rank is None:
+    if doc.slots == 1 or report.rank is None or report.is_stopped:
         _decide(batch, _opened(batch, report))
     elif reported := _found(batch, report.rank):
         _know_more(batch, reported, report)

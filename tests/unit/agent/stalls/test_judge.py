@@ -144,6 +144,16 @@ def test_who_stopped_first_is_not_excused_by_those_that_wait_for_it(node: Node) 
     assert node.stalled == [0]
 
 
+def test_a_rank_that_a_signal_holds_is_excused_by_nobody(node: Node) -> None:
+    """Rank 0 waits for it, and has stopped before it entered its section."""
+    node.judge.is_stopped = lambda place: place.rank == 1
+    node.ranks[0].run.begin("forward")  # 60 s
+    node.wait(2)
+    node.ranks[1].run.begin("data")  # 30 s
+    node.wait(30)
+    assert node.stalled == [1]
+
+
 def test_a_rank_in_a_long_phase_excuses_those_that_waited_before_it_began(node: Node) -> None:
     node.ranks[1].run.begin("forward")
     node.wait(1)
