@@ -12,7 +12,10 @@ _job = click.option("--job", type=NAME, help="Only for this job; by default for 
 
 @click.group(cls=ShowGroup)
 def command() -> None:
-    """Pull the brake: Everstep only restarts what failed; all other actions are only recorded."""
+    """Pull the brake: Everstep only restarts what failed; all other actions are only recorded.
+
+    Stalls and silent nodes end no round then; see `everstep brake set --help`.
+    """
 
 
 @command.command(name="set")
@@ -23,9 +26,11 @@ def command() -> None:
 def set_(invocation: Invocation, *, state: str, job: str | None, reason: str) -> None:
     """Pull the brake (on), so that no round ends in which all ranks live; or release it (off).
 
-    While it is on, nothing is stopped or excluded; Everstep records what it would do. A round that
-    has failed, because a rank exited or a node was lost, is still restarted within the job's
-    budget: that harms no training that runs.
+    While it is on, nothing is stopped or excluded; Everstep records what it would do. A stall is an
+    open incident until the ranks move again. A round that has failed, because a rank exited or the
+    connection of a node's agent stays closed for 10 s, is still restarted within the job's budget:
+    that harms no training that runs. A node that is only silent ends no round: if it has lost its
+    power, restart the job.
     """
     _set(invocation, state, job, reason)
 

@@ -94,7 +94,8 @@ async def set_brake(context: Ctx, by: Operator, wanted: BrakeWanted) -> Decided:
     """With the brake on, Everstep harms no training that runs.
 
     It ends no round in which all ranks live, and stops, excludes and deletes nothing: it records
-    what it would do. A round that has failed is still restarted, within the job's budget.
+    what it would do. A round that has failed is still restarted, within the job's budget: a rank
+    exited, or the connection of a node's agent stays closed for 10 s. A silent node ends no round.
     """
     changes = {"brake": "on" if wanted.is_on else "off"}
     told = ControlWanted(changes=changes, job=wanted.job, reason=wanted.reason, user=wanted.user)
