@@ -208,7 +208,7 @@ def test_an_incident_that_cannot_be_found_says_what_to_do(run: Run) -> None:
     )
     code, _, err = run("why", "braked")
     assert code == Exit.NOT_FOUND
-    assert "ranks have stalled 1 time: other ranks were the reason, they moved again" in err
+    assert "ranks have stalled 1 time: other ranks were the reason, or they moved again" in err
     assert "1 on record" in run("job", "show", "braked")[1]
 
 

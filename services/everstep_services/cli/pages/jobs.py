@@ -37,8 +37,8 @@ from everstep_services.cli.output import (
 from everstep_services.cli.pages.incidents.story import failing_saves
 
 JOB_COLUMNS = (
-    "job", "state", "stalled_since", "round", "restarts", "incidents", "world_size", "last_step",
-    "updated_at",
+    "job", "state", "round", "restarts", "incidents", "world_size", "last_step", "updated_at",
+    "stalled_since",
 )  # fmt: skip
 INCIDENT_COLUMNS = (
     "incident", "job", "opened_at", "outcome", "lasted", "lost_steps", "node", "rank", "headline",
