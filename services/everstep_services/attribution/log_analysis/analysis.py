@@ -20,7 +20,6 @@ from everstep_services.attribution.log_analysis.attempts import (
     OriginFailures,
     Position,
     aligned,
-    moved,
     position_of,
     whose,
 )
@@ -87,7 +86,7 @@ class LogAnalysis:
         self._files: dict[int, FileAttempts] = {}
         self._attempts = FileAttempts()
         """Those of the file that is read."""
-        self._steps_before: Callable[[], Iterable[tuple[int, str]]] = tuple
+        self._steps_before: Callable[[], Iterable[str]] = tuple
         self._file = Origin(0)
         self._origins = 0
         self._effects: list[BlockEffect] = []
@@ -122,10 +121,11 @@ class LogAnalysis:
         self,
         file: Origin,
         path: Path | None,
-        steps_before: Callable[[], Iterable[tuple[int, str]]],
+        steps_before: Callable[[], Iterable[str]],
     ) -> None:
         """Begin with a file; `steps_before` returns the lines about progress before a line."""
         self._file = file
+        self._origins -= self._attempts.dropped
         self._attempts = self._files[file.file] = FileAttempts(path)
         self._steps_before = steps_before
 
@@ -147,18 +147,11 @@ class LogAnalysis:
         """Take a repeated block that begins at `contents[at]`; False if it has to be read."""
         if self._summaries or self._ignored or self._handled:
             return False
-        attempts = self._attempts
         for effect in block.effects:
             failure, number = effect.failure, first + effect.after
             if effect.raised is not None:
                 self._see_raised(effect.raised, failure.fingerprint, number, effect.is_uncaught)
-            line = contents[at + effect.after]
-            kept = attempts.current.kept.get(effect.key)
-            if kept is None or not kept.add_again(failure, number, line):
-                failure = moved(failure, number, line, self._year)
-                kept = self._record(replace(effect, failure=failure))
-            else:
-                attempts.see(failure, effect.peer, self._steps_of_origins)
+            kept = self._record(effect, number, contents[at + effect.after])
             if effect.raised is not None:
                 self._raised[effect.raised] = (kept, failure)
         return True
@@ -171,8 +164,7 @@ class LogAnalysis:
     def add_step(self, file: Origin, line: str) -> None:
         """Take a line about progress after a failure."""
         self._is_plain = False
-        origin, text = of_line(line, file)
-        self._attempts.see_step(whose(origin), text)
+        self._attempts.see_step(*_step_of(line, file))
 
     def add_progress(self, file: Origin, lines: Sequence[tuple[int, str]]) -> None:
         """Take the last lines of a file that count steps.
@@ -370,20 +362,22 @@ class LogAnalysis:
         key = (rank, unknown if rank is None else "")
         effect = BlockEffect(key, failure, number, peer, origin if frames else None, is_uncaught)
         self._effects.append(effect)
-        kept = self._record(effect)
+        kept = self._record(effect, number)
         if _UNSAID.search(line):
             self._unsaid[origin], self._is_plain = (kept, failure), False
         return kept, failure
 
-    def _record(self, effect: BlockEffect) -> OriginFailures:
+    def _record(
+        self, effect: BlockEffect, number: int, line: bytes | None = None
+    ) -> OriginFailures:
         attempt, key = self._attempts.current, effect.key
         if key not in attempt.kept:
-            if self._origins >= _MOST_ORIGINS:
+            if self._origins - self._attempts.dropped >= _MOST_ORIGINS:
                 key = (None, "")
             self._origins += 1
         if (kept := attempt.kept.get(key)) is None:
             kept = attempt.kept[key] = OriginFailures()
-        kept.add(effect.failure)
+        kept.add(effect.failure, number, line)
         self._attempts.see(effect.failure, effect.peer, self._steps_of_origins)
         return kept
 
@@ -394,7 +388,7 @@ class LogAnalysis:
         self._caught.add(origin, name, number)
 
     def _steps_of_origins(self) -> Iterator[tuple[Origin, Position | None]]:
-        return (_step_of(line, self._file) for _, line in self._steps_before())
+        return (_step_of(line, self._file) for line in self._steps_before())
 
     def report(self) -> LogReport:
         """Return the first failure of the last attempt, with its evidence."""
@@ -437,7 +431,7 @@ class LogAnalysis:
                 enqueued[rank] = max(sequence, enqueued.get(rank, -1))
             for kept in attempt.kept.values():
                 cascades.update(kept.cascades)
-                for name, first in kept.failures.items():
+                for name, first in kept.first(self._year).items():
                     again = timing.is_outlived(first) and kept.last(name, self._year)
                     failure = self._ids.with_rank(again or first)
                     of_file = failure.file if failure.rank is None else None

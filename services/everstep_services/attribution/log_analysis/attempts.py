@@ -41,73 +41,64 @@ OriginKey: TypeAlias = tuple[int | None, str]
 """A rank, or a member or node where no rank is known."""
 Position: TypeAlias = tuple[int, int]
 """An epoch and a step, −1 where a line counts none."""
+_Sighting: TypeAlias = tuple[Failure, int, bytes | None]
+"""A failure, and the number and the text of another line that reports it, if any."""
 
 
 class OriginFailures:
-    """The failures of one origin in one attempt."""
+    """The failures of one origin in one attempt: of each name the first and the last."""
 
     def __init__(self) -> None:
-        self.failures: dict[str, Failure] = {}
-        self._last: dict[str, tuple[Failure, int, bytes | None]] = {}
-        """The last line of each failure that came again."""
+        self._first: dict[str, _Sighting] = {}
+        self._last: dict[str, _Sighting] = {}
+        self._less = 0
+        """Those that make room for a root."""
         self.repeats: Counter[str] = Counter()
         self.cascades: Counter[str] = Counter()
 
-    def add(self, failure: Failure) -> None:
-        """Take a failure: the first and the last of each name are kept."""
+    def add(self, failure: Failure, number: int, line: bytes | None = None) -> None:
+        """Take a failure; `line` reports it where the failure is that of an earlier one."""
         name = failure.fingerprint
-        if name in self.failures:
-            self._last[name] = failure, failure.line, None
-        elif len(self.failures) < _MOST_FAILURES:
-            self.failures[name] = failure
-        elif failure.role == "root":
-            self._make_room(failure)
-        self._count(failure)
-
-    def add_again(self, failure: Failure, number: int, line: bytes) -> bool:
-        """Take a failure that came before in another line; False if it has to be kept."""
-        name = failure.fingerprint
-        if name in self.failures:
+        if name in self._first:
             self._last[name] = failure, number, line
-        elif self._has_room(failure):
-            return False
-        self._count(failure)
-        return True
-
-    def _has_room(self, failure: Failure) -> bool:
-        if len(self.failures) < _MOST_FAILURES:
-            return True
-        return failure.role == "root" and any(
-            kept.role != "root" for kept in self.failures.values()
-        )
-
-    def _count(self, failure: Failure) -> None:
+        elif len(self._first) < _MOST_FAILURES or (failure.role == "root" and self._make_room()):
+            self._first[name] = failure, number, line
+            self._less += failure.role != "root"
         if failure.role == "cascade":
             self.cascades[failure.failure_class] += 1
-        self.repeats[failure.fingerprint] += 1
+        self.repeats[name] += 1
         if len(self.repeats) > 4 * _MOST_FAILURES:
             self.repeats = Counter(dict(self.repeats.most_common(2 * _MOST_FAILURES)))
 
+    @property
+    def rules(self) -> list[str]:
+        """The rules of the failures that are kept."""
+        return [failure.rule for failure, _, _ in self._first.values()]
+
+    def first(self, year: int) -> dict[str, Failure]:
+        """The first failure of each name."""
+        return {name: _moved(sighting, year) for name, sighting in self._first.items()}
+
     def last(self, name: str, year: int) -> Failure | None:
         """The last failure of this name, if it came again."""
-        if name not in self._last:
-            return None
-        failure, number, line = self._last[name]
-        return failure if line is None else moved(failure, number, line, year)
+        return _moved(self._last[name], year) if name in self._last else None
 
     def forget(self, failure: Failure) -> None:
         """Drop a failure that was handled: its rank raised another one instead."""
-        if self.repeats[failure.fingerprint] == 1:
-            self.failures.pop(failure.fingerprint, None)
-            del self.repeats[failure.fingerprint]
+        name = failure.fingerprint
+        if self.repeats[name] == 1:
+            if name in self._first:
+                self._less -= self._first.pop(name)[0].role != "root"
+            del self.repeats[name]
 
-    def _make_room(self, failure: Failure) -> None:
-        for name, kept in self.failures.items():
-            if kept.role != "root":
-                del self.failures[name]
-                self._last.pop(name, None)
-                self.failures[failure.fingerprint] = failure
-                return
+    def _make_room(self) -> bool:
+        if not self._less:
+            return False
+        name = next(name for name, (kept, _, _) in self._first.items() if kept.role != "root")
+        del self._first[name]
+        self._last.pop(name, None)
+        self._less -= 1
+        return True
 
 
 class Caught:
@@ -155,6 +146,8 @@ class FileAttempts:
         self.attempts: list[Attempt] = [Attempt()]
         """The last ones."""
         self.begun = 1
+        self.dropped = 0
+        """The origins of attempts that are not kept."""
         self._has_failed = False
         self._has_ended = False
         self._before: dict[Origin, Position] = {}
@@ -209,10 +202,9 @@ class FileAttempts:
             self._begin()
         return True
 
-    def see_step(self, origin: Origin, text: str) -> None:
+    def see_step(self, origin: Origin, position: Position | None) -> None:
         """Take a line about progress after a failure."""
         self._watched += 1
-        position = position_of(text)
         if position is None:
             return
         self._seen_steps += 1
@@ -232,13 +224,18 @@ class FileAttempts:
     def _begin(self) -> None:
         self.begun += 1
         self.current = Attempt()
-        self.attempts = [*self.attempts, self.current][-MOST_ATTEMPTS:]
+        if len(self.attempts) == MOST_ATTEMPTS:
+            self.dropped += len(self.attempts.pop(0).kept)
+        self.attempts.append(self.current)
         self._has_failed = self._has_ended = False
         self._uncaught.clear()
 
 
-def moved(failure: Failure, number: int, line: bytes, year: int) -> Failure:
-    """The failure as another line, equal but for its time, reports it."""
+def _moved(sighting: _Sighting, year: int) -> Failure:
+    """The failure as the line reports it, which is equal to the failure's but for its time."""
+    failure, number, line = sighting
+    if line is None:
+        return failure
     text = line.decode("utf-8", "replace").strip()
     at = None if failure.at is None else clocks.seconds(text, year)
     return replace(failure, line=number, quote=text[: len(failure.quote)], at=at)

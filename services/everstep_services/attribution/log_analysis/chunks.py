@@ -10,6 +10,7 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeAlias
 
@@ -203,8 +204,7 @@ class LogFile:
         """The lines of the chunk, and their shapes."""
         self._numbers: Sequence[int] = ()
         self.at = 0
-        """The index of the line that was read last, in its chunk."""
-        self._skipped = 0
+        """The index of the line that is read, in its chunk."""
         self.may_repeat = False
         """Whether enough lines of the chunk have words of the rules to look for repeats."""
         self.chunk = 0
@@ -230,16 +230,20 @@ class LogFile:
         """Whether the last bytes are text: zeros and noise stand in place of a lost end."""
         return _is_text(self._end)
 
-    def loud_lines(self) -> Iterator[Line]:
-        """The lines that have a word of the rules; all of them while `wants_all` is set."""
+    def loud_lines(self, taken: Callable[[int], int] = lambda _: 0) -> Iterator[Line]:
+        """The lines that have a word of the rules; all of them while `wants_all` is set.
+
+        `taken` returns how many lines of the chunk, from an index on, are passed over: where many
+        have words of the rules.
+        """
         has_open_line = False
         for chunk, has_end in self._chunks():
-            yield from self._of_chunk(chunk)
+            yield from self._of_chunk(chunk, taken)
             self.lines += chunk.count(b"\n") + has_end
             has_open_line = not has_end
         self.lines += has_open_line
 
-    def _of_chunk(self, chunk: bytes) -> Iterator[Line]:
+    def _of_chunk(self, chunk: bytes, taken: Callable[[int], int]) -> Iterator[Line]:
         first = self.lines + 1
         if b"\x1b" in chunk:
             chunk = _ESCAPES.sub(b"", chunk)
@@ -254,16 +258,11 @@ class LogFile:
         self._begin_chunk(contents, shapes, numbers)
         loud = [at for at, shape in enumerate(shapes) if shape not in self._shapes.quiet]
         self.may_repeat = _LEAST_LOUD * len(loud) >= len(contents)
-        yield from self._read(contents, shapes, numbers, loud)
+        yield from self._read(loud, taken if self.may_repeat else lambda _: 0)
 
-    def _read(
-        self,
-        contents: Sequence[bytes],
-        shapes: Sequence[Shape],
-        numbers: Sequence[int],
-        loud: Sequence[int],
-    ) -> Iterator[Line]:
-        """The lines of a chunk that somebody wants."""
+    def _read(self, loud: Sequence[int], taken: Callable[[int], int]) -> Iterator[Line]:
+        """The lines of the chunk that somebody wants."""
+        contents, shapes, numbers = self.contents, self._of_contents, self._numbers
         quiet, progress = self._shapes.quiet, self._shapes.progress
         noted: list[int] | None = None  # the loud ones, and the lines about progress
         at, end = 0, len(contents)
@@ -280,13 +279,15 @@ class LogFile:
             self.at = at
             content, shape = contents[at], shapes[at]
             is_loud = shape not in quiet
+            if is_loud and not self.wants_all and (lines := taken(at)):
+                at += lines
+                continue
             is_step = self.wants_steps and shape in progress and _counts(content)
             if is_loud or is_step or self.wants_all:
                 parts = self._parts(content, is_loud=is_loud)
                 for part in parts:
                     yield Line(numbers[at], part, shape, is_step)
-            at += 1 + self._skipped
-            self._skipped = 0
+            at += 1
 
     def _begin_chunk(
         self, contents: Sequence[bytes], shapes: Sequence[Shape], numbers: Sequence[int]
@@ -297,15 +298,16 @@ class LogFile:
         self.chunk += 1
 
     @property
+    def number(self) -> int:
+        """The number of the line that is read."""
+        return self._numbers[self.at]
+
+    @property
     def keys(self) -> list[bytes]:
         """The lines of the chunk without times of day."""
         if self._keys is None:
             self._keys = without_times(self.contents)
         return self._keys
-
-    def skip(self, lines: int) -> None:
-        """Pass over lines after the one that was read last."""
-        self._skipped = lines
 
     def tail(self, size: int) -> tuple[list[tuple[int, bytes]], bool]:
         """The last lines, of this number of bytes, and whether they are all lines of the file."""
@@ -318,7 +320,7 @@ class LogFile:
                 lines.append((numbers[at], contents[at]))
         return lines[::-1], self.bytes <= CHUNK_BYTES
 
-    def progress_before(self) -> Iterator[tuple[int, bytes]]:
+    def progress_before(self) -> list[str]:
         """The last lines about progress before the line that was read last, in their order."""
         until = self._numbers[self.at] if self._numbers else 0
         begin = max(0, self.at - _MOST_SEARCHED)
@@ -328,15 +330,17 @@ class LogFile:
                 at for at, shape in enumerate(self._of_contents) if shape in progress
             ]
         end = bisect_left(self._progress_at, self.at)
-        counted = (
-            (self._numbers[at], self.contents[at][:_LOOKED_AT])
-            for at in reversed(self._progress_at[bisect_left(self._progress_at, begin) : end])
-            if _counts(self.contents[at])
-        )
-        near = [*islice(counted, _MOST_BEFORE)][::-1]
+        near: list[str] = []
+        for at in reversed(self._progress_at[bisect_left(self._progress_at, begin) : end]):
+            text = _counted(self.contents[at][:_LOOKED_AT])
+            if text is not None:
+                near.append(text)
+                if len(near) == _MOST_BEFORE:
+                    break
         if not near:
-            near = [(number, content) for number, content in self._progress if number < until]
-        return iter(near[-_MOST_BEFORE:])
+            before = [content for number, content in self._progress if number < until]
+            return [content.decode("utf-8", "replace") for content in before[-_MOST_BEFORE:]]
+        return near[::-1]
 
     def _parts(self, content: bytes, *, is_loud: bool) -> Sequence[bytes]:
         if len(content) <= _LONGEST_LINE:
@@ -382,6 +386,12 @@ class LogFile:
 
 def _counts(content: bytes) -> bool:
     return _COUNTED.search(content, 0, _LOOKED_AT) is not None
+
+
+@lru_cache(maxsize=4096)
+def _counted(content: bytes) -> str | None:
+    """The text of a line that counts steps: a failure that comes again has the same before."""
+    return content.decode("utf-8", "replace") if _counts(content) else None
 
 
 def _is_text(sample: bytes) -> bool:

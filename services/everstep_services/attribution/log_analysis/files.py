@@ -172,20 +172,24 @@ def _take(
     shapes: Shapes,
     rules: LogRules,
 ) -> None:
-    analysis.begin_file(origin, path, lambda: _decoded(log.progress_before()))
+    analysis.begin_file(origin, path, log.progress_before)
     repeats, begin, first, chunk = RepeatedBlocks(), 0, 0, 0
+
+    def taken(at: int) -> int:
+        """How many lines are those of a block that was read before."""
+        block = repeats.find(log.keys, at)
+        if block is None or not analysis.add_again(block, log.number, log.contents, at):
+            return 0
+        log.wants_steps = analysis.wants_steps
+        return len(block.lines)
+
     try:
-        for line in log.loud_lines():
+        for line in log.loud_lines(taken):
             if not log.may_repeat:
                 _take_line(log, line, origin, analysis, shapes, rules)
                 continue
             if not log.wants_all:
                 begin, first, chunk = log.at, line.number, log.chunk
-                again = repeats.find(log.keys, begin)
-                if again is not None and analysis.add_again(again, first, log.contents, begin):
-                    log.skip(len(again.lines) - 1)
-                    log.wants_steps = analysis.wants_steps
-                    continue
                 analysis.begin_block()
             _take_line(log, line, origin, analysis, shapes, rules)
             if log.wants_all or log.chunk != chunk or line.is_progress:

@@ -3,12 +3,14 @@
 import re
 
 _VOLATILE = (
-    (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"), ""),
-    (re.compile(r"\b\d\d:\d\d:\d\d(?:[.,]\d+)?\b"), ""),
-    (re.compile(r"\b0x[0-9a-fA-F]+\b|\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b"), ""),
-    (re.compile(r"\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{8,}\b"), ""),
-    (re.compile(r"\[?\b\d{1,3}(?:\.\d{1,3}){3}\]?(?::\d+)?(?:<\d+>)?"), ""),
+    ("-", re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"), ""),
+    (":", re.compile(r"\b\d\d:\d\d:\d\d(?:[.,]\d+)?\b"), ""),
+    ("0x", re.compile(r"\b0x[0-9a-fA-F]+\b"), ""),
+    ("-", re.compile(r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b"), ""),
+    ("", re.compile(r"\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{8,}\b"), ""),
+    (".", re.compile(r"\[?\b\d{1,3}(?:\.\d{1,3}){3}\]?(?::\d+)?(?:<\d+>)?"), ""),
     (
+        "",
         re.compile(
             r"(?i)\b(?:pid|tid|rank|local_rank|gpu|device|node|iteration|iter|step|epoch|attempt"
             r"|line|size|host)s?\s*[=:#]?\s*\d+\b"
@@ -16,21 +18,30 @@ _VOLATILE = (
         "",
     ),
     (
+        "",
         re.compile(
             r"(?i)\b\d+(?:\.\d+)?\s?(?:[kmgt]i?b|bytes?|b|ms|us|ns|s|sec|seconds|minutes)\b"
         ),
         "",
     ),
-    (re.compile(r"(?<![A-Za-z_\d])[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?![A-Za-z_])"), "n"),
+    (
+        "",
+        re.compile(r"(?<![A-Za-z_\d])[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?![A-Za-z_])"),
+        "n",
+    ),
 )
+"""What each pattern needs: a look for it is cheaper."""
+_DIGIT = re.compile(r"\d")
 _SPACE = re.compile(r"\s+")
 _MOST = 200
 
 
 def normalised(text: str) -> str:
     """The text without times, addresses, ranks, sizes; a free number is `n`."""
-    for pattern, instead in _VOLATILE:
-        text = pattern.sub(instead, text)
+    if _DIGIT.search(text):
+        for part, pattern, instead in _VOLATILE:
+            if part in text:
+                text = pattern.sub(instead, text)
     return _SPACE.sub(" ", text).strip()[:_MOST]
 
 

@@ -50,7 +50,7 @@ class _DockerLine(msgspec.Struct):
 _DOCKER_LINE = msgspec.json.Decoder(_DockerLine)
 
 
-class Origin(msgspec.Struct, frozen=True):
+class Origin(msgspec.Struct, frozen=True, cache_hash=True):
     """Where a line comes from, as far as it tells."""
 
     file: int

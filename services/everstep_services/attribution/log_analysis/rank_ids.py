@@ -66,8 +66,7 @@ class RankIds:
             rank
             for attempt in attempts
             for (rank, _), kept in attempt.kept.items()
-            if rank is not None
-            and any(failure.rule not in _BY_OTHERS for failure in kept.failures.values())
+            if rank is not None and any(rule not in _BY_OTHERS for rule in kept.rules)
         }
         world = self._world or max([*self.ranks, *accused, 0]) + 1
         if len(failed) < max(2, world - 2):

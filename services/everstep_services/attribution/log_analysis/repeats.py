@@ -52,8 +52,8 @@ class RepeatedBlocks:
 
     def find(self, lines: Sequence[bytes], at: int) -> RepeatedBlock | None:
         """The block that begins at a line, if it is known."""
-        for length in (1, _LEAST):
-            for block in self._blocks.get(_start(lines, at, length), ()):
+        for start in (lines[at], b"\n".join(lines[at : at + _LEAST])):
+            for block in self._blocks.get(start, ()):
                 if lines[at : at + len(block.lines)] == block.lines:
                     return block
         return None
@@ -66,16 +66,12 @@ class RepeatedBlocks:
             self._blocks.clear()
             self._size = 0
         length = 1 if len(block.lines) < _LEAST else _LEAST
-        alike = self._blocks.setdefault(_start(block.lines, 0, length), [])
+        alike = self._blocks.setdefault(b"\n".join(block.lines[:length]), [])
         if len(alike) >= _MOST_ALIKE:
             del alike[0]
             self._size -= 1
         alike.append(block)
         self._size += 1
-
-
-def _start(lines: Sequence[bytes], at: int, length: int) -> bytes:
-    return lines[at] if length == 1 else b"\n".join(lines[at : at + length])
 
 
 def without_times(contents: Sequence[bytes]) -> list[bytes]:
