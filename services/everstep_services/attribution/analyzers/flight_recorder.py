@@ -14,6 +14,7 @@ from everstep.verdict_causes import VerdictCause
 from everstep_services.attribution.analyzers.rank_ends import first_ends, has_torn
 from everstep_services.attribution.domain.claims import Claim, Role
 from everstep_services.attribution.flight_recorder.analysis import FlightAnalysis
+from everstep_services.attribution.flight_recorder.circles import ODD
 from everstep_services.attribution.flight_recorder.folder import DumpFile, read_dumps
 from everstep_services.attribution.flight_recorder.report import (
     MOST_FAULTS,
@@ -41,6 +42,10 @@ _ALL_JOINED: frozenset[Kind] = frozenset({"not_started", "half_completed", "stuc
 """Faults below the ranks, if all ranks live: the end of a rank tears its collectives."""
 _OF_ALL: frozenset[Kind] = frozenset({"mismatch", "cycle"})
 """Faults of the script, whichever rank is wrong."""
+_ONE_OF = 1.7
+"""What of a claim's strength each of several ranks has together, where one of them is wrong."""
+_UNDECIDED = 0.2
+"""The factor for a fault whose dumps do not tell who is wrong: it names no rank."""
 
 
 class _Reading(NamedTuple):
@@ -84,7 +89,7 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
         says = f"rank {odd[0]} expects {expects} bytes where others send {sent} and expect {sent}"
         return (_mismatch(odd[0], f"{says}: it calls the collective with other sizes", fact),)
     if report.verdict != "culprits":
-        return ()
+        return [*_undecided(report.faults[:1], fact)]
     late = incident.given_up.get("flight_recorder", {})
     is_torn = await asyncio.to_thread(has_torn, incident.case)
     return [
@@ -174,7 +179,11 @@ def shown_faults(faults: Sequence[Fault]) -> Iterator[Fault]:
 def _claims(fault: Fault, fact: str | None) -> Iterator[Claim]:
     suspects = fault.suspects[:_SUSPECTS_MOST]
     ranks = tuple(suspect.rank for suspect in suspects)
-    is_clear = len(fault.suspects) <= 2 or fault.kind in _OF_ALL
+    several, share = len(fault.suspects), 1.0
+    if fault.kind in _OF_ALL and fault.confidence < ODD:  # one of the suspects differs
+        share = min(1.0, _ONE_OF / several)
+    elif fault.kind not in _OF_ALL and several > 2:
+        share = _MORE_SUSPECTS
     for reading in _KINDS[fault.kind]:
         strength = min(fault.confidence, 1.0) * reading.strength
         yield Claim(
@@ -182,8 +191,18 @@ def _claims(fault: Fault, fact: str | None) -> Iterator[Claim]:
             kind=fault.kind,
             role=reading.role,
             says=fault.summary,
-            strength=strength if is_clear else strength * _MORE_SUSPECTS,
+            strength=strength * share,
             ranks=ranks,
             fact=fact,
             fingerprint=f"{fault.kind}" if reading.role == "root" else "",
+        )
+
+
+def _undecided(faults: Sequence[Fault], fact: str | None) -> Iterator[Claim]:
+    """What is seen of a fault whose dumps leave open who is wrong, and why."""
+    for fault in faults:
+        reading = _KINDS[fault.kind][-1]
+        strength = min(fault.confidence, 1.0) * reading.strength * _UNDECIDED
+        yield Claim(
+            cause=reading.cause, kind=fault.kind, says=fault.summary, strength=strength, fact=fact
         )

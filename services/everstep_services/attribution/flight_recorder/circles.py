@@ -3,7 +3,8 @@
 In a circle, ranks wait for each other in several meetings. A rank's calls differ from the others'
 if its peer in a transfer is as far from it as no other rank's; else if no circle is left without
 that rank alone; else if it is in a call that all others made after one that it left out; else if it
-is at a place of the script where no other of its groups is; else if it is on the smallest side.
+alone is in a call that no group like its own makes; else if it is at a place of the script where no
+other of its groups is; else if it is on the smallest side.
 """
 
 from collections import Counter
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from itertools import permutations
 
 from everstep_services.attribution.flight_recorder.graph import components
+from everstep_services.attribution.flight_recorder.siblings import call_at
 from everstep_services.attribution.flight_recorder.waits import Meeting, Node, WaitGraph
 
 _MOST_TRIED = 64
@@ -41,7 +43,7 @@ def odd_ranks(
     needed = _without_whom(graph, ranks, meetings)
     if needed:
         return needed, _NEEDED
-    few = _out_of_order(graph, ranks, meetings)
+    few = _out_of_order(graph, ranks, meetings) or _with_own_call(graph, ranks, meetings)
     if not few and (apart := _at_own_place(graph, ranks)):
         return apart, _APART
     few = few or _fewest(graph, ranks, meetings)
@@ -57,6 +59,8 @@ def _with_strange_peer(graph: WaitGraph, ranks: Sequence[int]) -> Sequence[int]:
         for peer, count in (*record.sends, *record.receives)
         for _ in range(min(count, 2))
     )
+    if max(far.values(), default=0) < 2:
+        return []  # no distance is usual
     pairs = ((waiter, peer) for peer in ranks for waiter in graph.waiters.get(peer, ()))
     return sorted(
         {rank for rank, peer in pairs if isinstance(rank, int) and far[abs(peer - rank)] == 1}
@@ -106,6 +110,28 @@ def _out_of_order(
         if second in graph.edges[rank] and not _has_joined(graph, rank, first)
     }
     return sorted(odd) if len(odd) < len(ranks) else ()
+
+
+def _with_own_call(
+    graph: WaitGraph, ranks: Sequence[int], meetings: Sequence[Meeting]
+) -> Sequence[int]:
+    """The rank that is alone in a call, as no group like its own makes it, away from most ranks."""
+    crowds = [{rank for rank in graph.ranks if it in graph.edges[rank]} for it in meetings]
+    crowd = max((it for it in crowds if not it.issuperset(ranks)), key=len, default=set())
+    if 2 * len(crowd) <= len(graph.ranks):
+        return ()
+    odd: set[int] = set()
+    for key, sequence in meetings:
+        group = graph.groups.get(key)
+        if group is None or group.differs_by(sequence):
+            continue
+        came = {rank for rank in group.records if group.has_joined(rank, sequence)}
+        calls = graph.next_calls(group, sequence)
+        is_own = len(came) == 1 and not calls[call_at(group.records, sequence)]
+        if is_own and crowd.issuperset({*group.everybody()} - came):
+            odd |= came - crowd
+    few = sorted(odd.intersection(ranks))
+    return few if len(few) == 1 else ()
 
 
 def _is_first(graph: WaitGraph, first: Meeting, second: Meeting) -> bool:

@@ -265,9 +265,8 @@ class FaultFinder:
         if len(set(roots.values())) > 1:
             return self._other_roots(meeting, roots)
         states = self._states(meeting)
-        here = (
-            f"{self._graph.last_to_come[meeting][1].operation}, number {meeting[1]} of {group.key}"
-        )
+        call = self._graph.last_to_come[meeting][1].operation
+        here = f"{call}, number {meeting[1]} of {group.key}"
         late = [rank for rank in states.get("scheduled", ()) if rank in group.late(meeting[1])]
         if late:
             return self._fault(
@@ -366,7 +365,9 @@ class FaultFinder:
                 f"{named(rank for rank, _ in suspects)} do not agree at number {mismatch.sequence} "
                 f"of {key}: {call} against {mismatch.majority}"
             )
-        return self._fault("mismatch", summary, 0.95 if mismatch.is_clear else 0.6, suspects)
+        alike = f", as {mismatch.alike} groups like it do there" if mismatch.alike else ""
+        certainty = ODD if alike else 0.95 if mismatch.is_clear else 0.6
+        return self._fault("mismatch", summary + alike, certainty, suspects)
 
     def _fault(
         self, kind: Kind, summary: str, confidence: float, suspects: Sequence[tuple[int, str]]

@@ -23,6 +23,11 @@ class Mismatch:
     """The other ranks: the difference, and their call."""
     is_clear: bool
     """Whether there is a majority."""
+    usual: tuple[int, ...] = ()
+    """The ranks of the majority."""
+    alike: int = 0
+    """The groups that call the same as the majority, where these and not the group's ranks have
+    decided."""
 
 
 class CallTexts:
@@ -76,7 +81,9 @@ def _mismatch(
         for rank, call in column.items()
         if call != usual
     }
-    return Mismatch(sequence, texts.readable(usual), odd, ordered[0][1] > ordered[1][1])
+    is_clear = ordered[0][1] > ordered[1][1]
+    ranks = tuple(rank for rank, call in column.items() if call == usual)
+    return Mismatch(sequence, texts.readable(usual), odd, is_clear, ranks)
 
 
 def _difference(at: int, odd: "array[int]", usual: "array[int]", texts: CallTexts) -> Difference:

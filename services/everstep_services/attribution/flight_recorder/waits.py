@@ -20,6 +20,7 @@ from everstep_services.attribution.flight_recorder.mismatches import (
 )
 from everstep_services.attribution.flight_recorder.ranges import named
 from everstep_services.attribution.flight_recorder.report import Presence
+from everstep_services.attribution.flight_recorder.siblings import next_calls, settled
 from everstep_services.attribution.flight_recorder.summary import (
     GroupRecord,
     Pending,
@@ -98,7 +99,10 @@ class WaitGraph:
         self._begun: dict[int, dict[Node, Pending]] = {}
         """The oldest work of a rank that is not over, by the node that it waits for."""
         for group in self.groups.values():
-            group.mismatch = find_mismatch(group.records, texts)
+            mismatch = find_mismatch(group.records, texts)
+            if mismatch is not None and not mismatch.is_clear:
+                mismatch = settled(mismatch, self.next_calls(group, mismatch.sequence), texts)
+            group.mismatch = mismatch
         self._passed_ns = self._passed()
         """For ranks that do not see their own work end, when they began the last that has."""
         for key, group in self.groups.items():
@@ -114,6 +118,11 @@ class WaitGraph:
             if not isinstance(node, int):
                 self.edges[node] |= self._begun_before(node)
         self.waiters = self._backwards()
+
+    def next_calls(self, group: Group, sequence: int) -> Counter[int]:
+        """The digests of the calls at a number in groups like this one."""
+        others = ((len(it.everybody()), it.records) for it in self.groups.values())
+        return next_calls(group.records, sequence, others, len(group.everybody()))
 
     def _backwards(self) -> dict[Node, list[Node]]:
         waiters: dict[Node, list[Node]] = {}
@@ -240,10 +249,11 @@ class WaitGraph:
             return  # a transfer that both have begun
         if group.differs_by(meeting[1]):
             return  # the mismatch explains it: later calls differ because of it
-        joined = [r for r in group.records if group.has_joined(r, meeting[1])]
         # No rank is alone in a group: if no dump lists its ranks, any missing rank may be in it.
         members = (
-            self.ranks if self.is_guessed(group.key) and len(joined) == 1 else group.everybody()
+            self.ranks
+            if self.is_guessed(group.key) and len(group.records) == 1
+            else group.everybody()
         )
         yield from (r for r in members if not group.has_joined(r, meeting[1]))
         for rank in group.records:

@@ -134,9 +134,10 @@ def test_a_call_that_differs_is_named_with_the_difference(
 
 
 def test_two_ranks_that_disagree_are_both_suspects() -> None:
-    job = _job()
-    fake.change(job, 5, 9, sizes=((3, 3),))  # a group of two
-    fault = _report(job).faults[0]
+    pair = fake.Group("1", "pair", (4, 5))
+    calls: dict[int, list[fake.Call]] = {rank: [] for rank in range(4)}
+    calls |= {rank: [fake.Call(pair), fake.Call(pair, sizes=((rank, 3),))] for rank in (4, 5)}
+    fault = _report(fake.Job(6, [pair], calls)).faults[0]
     assert {one.rank for one in fault.suspects} == {4, 5}
     assert "ranks 4-5 do not agree" in fault.summary
 
