@@ -1,5 +1,6 @@
 """Which evidence a verdict had, which was missing, and what the missing one would have decided."""
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,7 +19,10 @@ TELLS: Mapping[str, frozenset[VerdictCause]] = {
 """The causes that each kind of evidence can confirm, or rule out. Logs have more names."""
 _LOGS = frozenset({"stdout", "stderr"})
 _REASONS_MOST = 3
-_NOBODY = "no agent has sent any"
+_NOBODY: Mapping[str, str] = {"exception": "no rank has reported any"}
+_NO_AGENT = "no agent has sent any"
+_OF_RANK = re.compile(r"(\w+) of rank \d+: (.+)")
+"""What a piece of a node lacks, as a verdict lists it."""
 
 
 @dataclass(slots=True)
@@ -38,14 +42,17 @@ def coverage(
     pieces: Iterable[tuple[str | None, str | None]],
     considered: Sequence[str],
     recorded: Collection[str] = (),
+    lacks: Iterable[str] = (),
 ) -> list[Coverage]:
     """The coverage of each kind, from pairs of a kind and the reason why it is missing.
 
     `considered` are the cause of the verdict, and its alternatives; `recorded` are kinds that
-    facts about the ranks hold, so that no piece of them is missing.
+    facts about the ranks hold, so that no piece of them is missing. `lacks` is what the verdict
+    lists as missing: the piece of a node may lack some of its ranks.
     """
     by_kind = {kind: Coverage(kind) for kind in TELLS}
-    for kind, reason in pieces:
+    of_ranks = [match.groups() for text in lacks if (match := _OF_RANK.fullmatch(text))]
+    for kind, reason in (*pieces, *of_ranks):
         name = "log" if kind in _LOGS else kind or "unknown"
         of_kind = by_kind.setdefault(name, Coverage(name))
         if not reason:
@@ -58,14 +65,18 @@ def coverage(
         if of_kind.kind in recorded and not of_kind.missing:
             continue
         if not of_kind.pieces and not of_kind.missing:
-            of_kind.reasons = [_NOBODY]
+            of_kind.reasons = [_NOBODY.get(of_kind.kind, _NO_AGENT)]
         if of_kind.missing or not of_kind.pieces:
             of_kind.decides = _undecided(of_kind.kind, considered)
     return list(by_kind.values())
 
 
 def _undecided(kind: str, considered: Sequence[str]) -> list[str]:
-    """The considered causes, if this kind tells one of them from another."""
+    """The considered causes, if this kind tells one of them from another.
+
+    Where a verdict leaves the cause open, it may have a single one to confirm or to rule out.
+    """
     causes = list(dict.fromkeys(considered))
     tells = TELLS.get(kind, frozenset())
-    return causes if len(causes) > 1 and any(cause in tells for cause in causes) else []
+    is_open = len(causes) > 1 and any(cause in tells for cause in causes)
+    return [cause for cause in causes if cause != "unknown"] if is_open else []

@@ -10,6 +10,7 @@ def test_what_is_there_and_what_is_missing_is_counted_with_its_reasons() -> None
     assert (kinds["log"].pieces, kinds["stacks"].pieces, kinds["stacks"].missing) == (2, 1, 1)
     assert kinds["stacks"].reasons == ["the rank had exited"]
     assert kinds["gpu"].reasons == ["no agent has sent any"]
+    assert kinds["exception"].reasons == ["no rank has reported any"]
     assert all(kind.decides == [] for kind in kinds.values()), "there is nothing to decide between"
 
 
@@ -25,6 +26,23 @@ def test_an_exception_on_record_decides_although_no_agent_sends_it_as_evidence()
     kinds = {kind.kind: kind for kind in coverage([], ["host", "user_code"], {"exception"})}
     assert (kinds["exception"].reasons, kinds["exception"].decides) == ([], [])
     assert kinds["stacks"].decides == ["host", "user_code"]
+
+
+def test_a_piece_of_a_node_lacks_the_ranks_that_the_verdict_lists() -> None:
+    lacks = ["stacks of rank 1: the rank had exited", "stacks of rank 3: the rank had exited"]
+    kinds = {
+        kind.kind: kind
+        for kind in coverage([("stacks", None)], ["user_code", "network"], (), [*lacks, "a note"])
+    }
+    assert (kinds["stacks"].pieces, kinds["stacks"].missing) == (1, 2)
+    assert kinds["stacks"].reasons == ["the rank had exited"]
+    assert kinds["stacks"].decides == ["user_code", "network"]
+
+
+def test_the_only_cause_of_a_verdict_that_leaves_it_open_could_be_confirmed() -> None:
+    kinds = {kind.kind: kind for kind in coverage([], ["unknown", "network"])}
+    assert kinds["stacks"].decides == ["network"]
+    assert kinds["gpu"].decides == []
 
 
 def test_each_kind_tells_causes_that_exist() -> None:

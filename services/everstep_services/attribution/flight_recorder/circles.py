@@ -38,8 +38,9 @@ def odd_ranks(
     if len(strange) == 1:
         return strange, ODD
     if len(ranks) < 2:
-        hidden = _ahead_of(graph, ranks, meetings)
-        return [*ranks, *hidden], _ALIKE if hidden else _HIDDEN
+        hidden = [*ranks, *_ahead_of(graph, ranks, meetings)]
+        odd = _with_own_transfers(graph, hidden)
+        return (odd, _APART) if odd else (hidden, _ALIKE if len(hidden) > 1 else _HIDDEN)
     needed = _without_whom(graph, ranks, meetings)
     if needed:
         return needed, _NEEDED
@@ -75,6 +76,28 @@ def _ahead_of(graph: WaitGraph, ranks: Sequence[int], meetings: Sequence[Meeting
         for waiter in waiters.difference(ranks)
         if isinstance(waiter, int) and not graph.edges[waiter].isdisjoint(meetings)
     )
+
+
+def _with_own_transfers(graph: WaitGraph, ranks: Sequence[int]) -> Sequence[int]:
+    """The one of several ranks whose transfers are unlike those of all others of its groups."""
+    own = [
+        rank
+        for rank in ranks
+        if _transfers(graph, rank)
+        not in [_transfers(graph, peer) for peer in _groups_of(graph, rank) - {rank}]
+    ]
+    return own if len(own) == 1 < len(ranks) else ()
+
+
+def _transfers(graph: WaitGraph, rank: int) -> set[tuple[bool, int, str]]:
+    """The transfers of a rank that are not over: their sides, distances and tensors."""
+    return {
+        (call.is_send, group.place(call.peer) - rank, call.operation.partition(" of ")[2])
+        for group in graph.groups.values()
+        if rank in group.records
+        for call in group.records[rank].pending
+        if call.peer is not None
+    }
 
 
 def _without_whom(

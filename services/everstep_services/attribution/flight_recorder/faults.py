@@ -25,6 +25,7 @@ from everstep_services.attribution.flight_recorder.report import (
     Suspect,
     Verdict,
 )
+from everstep_services.attribution.flight_recorder.stack_calls import unrecorded
 from everstep_services.attribution.flight_recorder.summary import Pending, UnreadableDump
 from everstep_services.attribution.flight_recorder.waits import Group, Meeting, Node, WaitGraph
 
@@ -97,7 +98,7 @@ class FaultFinder:
 
     def _summary(self, faults: Sequence[Fault]) -> str:
         if faults and faults[0].confidence >= _BELIEVED:
-            more = len([fault for fault in faults if fault.confidence >= _BELIEVED]) - 1
+            more = sum(fault.confidence >= _BELIEVED for fault in faults) - 1
             return faults[0].summary + (f"; and {more} more" if more else "")
         if faults:
             return f"inconclusive: {faults[0].summary}"
@@ -233,7 +234,7 @@ class FaultFinder:
         return f"the last that it entered is number {done[0]} of {done[1]}"
 
     def _cycle(self, ranks: Sequence[int], meetings: Sequence[Meeting]) -> Fault:
-        keys = sorted({meeting[0] for meeting in meetings}) or ["transfers"]
+        keys = sorted({key for key, _ in meetings}) or ["transfers"]
         for group in (self._graph.groups[key] for key in keys if key in self._graph.groups):
             if group.mismatch is not None and group.mismatch.is_clear:
                 return self._mismatch(group.key, group.mismatch)
@@ -290,7 +291,7 @@ class FaultFinder:
         return self._fault(
             "stuck",
             f"all {len(unfinished)} ranks joined {here}, and it does not end: the network, a "
-            f"device or the library; the dumps do not tell which"
+            f"device or the library{unrecorded(call)}; the dumps do not tell which"
             if len(unfinished) > 1
             else f"{named(unfinished)} is alone in {here}, and it does not end: its device",
             0.3 if len(unfinished) > 1 else _ALONE,
@@ -322,8 +323,7 @@ class FaultFinder:
         )
 
     def _transfer(self, meeting: Meeting) -> Fault:
-        waiters = self._graph.waiters.get(meeting, ())
-        ranks = sorted(waiter for waiter in waiters if isinstance(waiter, int))
+        ranks = sorted(it for it in self._graph.waiters.get(meeting, ()) if isinstance(it, int))
         tensors = {rank: self._graph.tensors(meeting, rank) for rank in ranks}
         if len(set(tensors.values())) > 1:
             return self._fault(

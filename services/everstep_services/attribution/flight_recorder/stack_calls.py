@@ -21,6 +21,14 @@ _ROOTS = {
 _DEFAULT = GroupRecord(name="0", description="default_pg")
 
 
+def unrecorded(operation: str) -> str:
+    """What else may differ between the ranks of a collective, in words: no recorder has it."""
+    logged = "on some rank (NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=COLL logs it)"
+    if operation.startswith(("all_to_all", "alltoall")):
+        return f", other split sizes {logged}"
+    return f", another root {logged}" if operation.startswith(tuple(_ROOTS)) else ""
+
+
 def with_stack_call(dump: RankSummary, call: str, arguments: Mapping[str, int]) -> RankSummary:
     """The dump with the peer of a transfer, or the root of a collective, that is not over."""
     peer = arguments.get(_PEERS[call], arguments.get("peer")) if call in _PEERS else None

@@ -222,7 +222,7 @@ async def test_an_incident_shows_its_weightiest_claims_its_culprit_and_its_runbo
         weights = [float(text) for text in re.findall(r"weight ([-0-9.]+)", page)]
         assert weights == sorted(weights, key=abs, reverse=True)
         assert len(weights) > 2
-        assert "Would have decided" in page
+        assert "Could have decided" in page
         opened = re.findall(r"<details( open)?><summary>(Rank \d+|\d+ ranks) ", page)
         assert opened == [(" open", "Rank 21"), ("", "127 ranks")]
         (link,) = re.findall(r'href="(/runbooks/[^"]+)"', page)

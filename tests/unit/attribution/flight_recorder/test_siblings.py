@@ -93,7 +93,7 @@ def gloo(rank: int, **groups: int) -> RankSummary:
     return RankSummary(rank=rank, newest_ns=9, taken_ns=_HOUR_NS, groups=tuple(records))
 
 
-def of_gloo(*dumps: RankSummary) -> list[int]:
+def named(*dumps: RankSummary) -> list[int]:
     analysis = FlightAnalysis(world=len(dumps))
     for dump in dumps:
         analysis.add(dump)
@@ -104,14 +104,14 @@ def test_a_rank_alone_in_a_group_of_all_is_told_from_the_one_that_waits_for_it()
     """Who has called in a group before is in it: its last call waits for no other rank."""
     first = [with_stack_call(gloo(at, metrics=1, a=1), "send", {"dst": at + 2}) for at in (0, 1)]
     peer, odd = gloo(2, metrics=1, b=-2), gloo(3, metrics=-2, b=1)
-    assert of_gloo(*first, peer, odd) == [3]
+    assert named(*first, peer, odd) == [3]
 
 
 def test_the_only_transfer_that_is_seen_is_not_a_strange_one() -> None:
     """Rank 0 sends to rank 2, which is in a barrier; rank 1 waits for rank 0, and 3 for 2."""
     sends = with_stack_call(gloo(0, all=1, a=1), "send", {"dst": 2})
     barrier = gloo(2, all=-2, b=1)
-    assert of_gloo(sends, gloo(1, all=1, a=-2), barrier, gloo(3, all=1, b=-2)) == [2]
+    assert named(sends, gloo(1, all=1, a=-2), barrier, gloo(3, all=1, b=-2)) == [2]
 
 
 def test_the_rank_with_a_call_of_its_own_is_told_from_the_one_that_is_with_all_others() -> None:
@@ -140,8 +140,9 @@ def test_a_verdict_that_names_one_of_several_is_less_sure_than_one_that_names_a_
 
 
 def test_what_all_have_joined_is_told_although_nobody_is_named() -> None:
-    stuck = job(2, {})
+    stuck = job(2, {rank: fake.Call(pairs(2)[1], "all_to_all") for rank in (2, 3)})
     stuck.endless.add(("1", 3))
     found = verdict(stuck)
     assert found.is_inconclusive
-    assert "all 2 ranks joined all_reduce" in found.reason
+    assert "all 2 ranks joined all_to_all" in found.reason
+    assert "other split sizes on some rank" in found.reason

@@ -51,10 +51,10 @@ def test_a_revision_that_only_explains_is_no_change_of_mind() -> None:
     lines = list(verdict_lines(incident))
     assert lines[-2:] == ["  │ A batch", "  │ has no labels."]
     assert lines[0] == "verdict: data (90 % sure)"
-    assert not [line for line in lines if "would have decided" in line]
+    assert not [line for line in lines if "could have" in line]
     gap = {"kind": "kernel_log", "decides": ["gpu", "user_code"], "reasons": ["not permitted"]}
     undecided = list(verdict_lines(incident | {"evidence_coverage": [gap]}))
-    line = "  kernel log (not permitted) would have decided between gpu and user_code"
+    line = "  kernel log (not permitted) could have decided between gpu and user_code"
     assert line in undecided
     for cause, named in (("host", "host"), ("unknown", "an unknown cause")):
         other = said | {"cause": cause}

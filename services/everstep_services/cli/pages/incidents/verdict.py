@@ -56,11 +56,12 @@ def _remedy(verdict: Record) -> Iterator[str]:
 
 
 def _undecided(kinds: Sequence[Record]) -> Iterator[str]:
-    """The missing evidence that would have decided between causes."""
+    """The missing evidence that could have decided between causes."""
     for kind in [kind for kind in kinds if kind["decides"]][:_SHOWN]:
         causes = " and ".join(map(cell, kind["decides"][:_SHOWN]))
         why = f" ({cell(kind['reasons'][0])})" if kind["reasons"] else ""
-        yield f"  {cell(kind['kind']).replace('_', ' ')}{why} would have decided between {causes}"
+        effect = "decided between" if len(kind["decides"]) > 1 else "confirmed, or ruled out,"
+        yield f"  {cell(kind['kind']).replace('_', ' ')}{why} could have {effect} {causes}"
 
 
 def _culprits(verdict: Record) -> Iterator[str]:

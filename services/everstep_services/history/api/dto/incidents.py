@@ -369,8 +369,9 @@ class EvidenceCoverageOut(Answer):
         description="Why pieces are missing; at most 3.", examples=[["no agent has sent any"]]
     )
     decides: list[str] = Field(
-        description="The causes between which the missing pieces could have decided; empty where "
-        "they could not have changed the verdict.",
+        description="The causes between which the missing pieces could have decided: a single one "
+        "where the verdict leaves open whether it is the cause, none where they could not have "
+        "changed the verdict.",
         examples=[["user_code", "network"]],
     )
 
@@ -464,7 +465,7 @@ class IncidentDetail(Incident):
     evidence: list[EvidenceOut] = Field(description="In the order of the log; at most 200.")
     evidence_coverage: list[EvidenceCoverageOut] = Field(
         description="For each kind of evidence, what the verdict had of it, what was missing and "
-        "why, and what the missing pieces would have decided; empty while there is no verdict."
+        "why, and what the missing pieces could have decided; empty while there is no verdict."
     )
     actions: list[Action] = Field(description="In the order of the log; at most 200.")
     rounds: list[Round] = Field(

@@ -285,7 +285,7 @@ def _coverage(story: IncidentStory) -> list[Coverage]:
     exits = [*story.exits, *([] if story.primary is None else [story.primary])]
     recorded = {"exception"} if any(exit["error_name"] for exit in exits) else set()
     causes = [cause for cause in (verdicts[0].cause, *others) if cause]
-    return coverage(pieces, causes, recorded)
+    return coverage(pieces, causes, recorded, verdicts[0].missing or ())
 
 
 def _primary(story: IncidentStory) -> Primary | None:
