@@ -44,6 +44,8 @@ _OF_ALL: frozenset[Kind] = frozenset({"mismatch", "cycle"})
 """Faults of the script, whichever rank is wrong."""
 _ONE_OF = 1.7
 """What of a claim's strength each of several ranks has together, where one of them is wrong."""
+_LEAST_SHARE = 0.8
+"""With less, ranks that wait for each other in two orders would not be named at all."""
 _UNDECIDED = 0.2
 """The factor for a fault whose dumps do not tell who is wrong: it names no rank."""
 
@@ -181,7 +183,7 @@ def _claims(fault: Fault, fact: str | None) -> Iterator[Claim]:
     ranks = tuple(suspect.rank for suspect in suspects)
     several, share = len(fault.suspects), 1.0
     if fault.kind in _OF_ALL and fault.confidence < ODD:  # one of the suspects differs
-        share = min(1.0, _ONE_OF / several)
+        share = max(_LEAST_SHARE, min(1.0, _ONE_OF / several))
     elif fault.kind not in _OF_ALL and several > 2:
         share = _MORE_SUSPECTS
     for reading in _KINDS[fault.kind]:
