@@ -4,11 +4,13 @@ import asyncio
 import json
 from collections.abc import Mapping
 from functools import cache
+from unittest.mock import Mock
 
 import pytest
 
 from everstep.evidence.archive import ArchiveMember, pack
 from everstep_services.attribution.domain.combiner import CaseJudgement
+from everstep_services.attribution.flight_recorder import siblings, waits
 from everstep_services.attribution.flight_recorder.analysis import FlightAnalysis
 from everstep_services.attribution.flight_recorder.dump import read_dump
 from everstep_services.attribution.flight_recorder.report import FlightReport
@@ -70,6 +72,16 @@ def test_too_few_groups_and_groups_that_disagree_leave_both_suspects(
     fault = report(job(number, {rank: other_call(number, rank) for rank in odd})).faults[0]
     assert len(fault.suspects) > 1
     assert fault.confidence < 0.85
+
+
+def test_few_of_many_groups_at_odds_are_compared_with_all_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With 16 384 groups that are all at odds, comparing each would take hours."""
+    compared = Mock(side_effect=siblings.next_calls)
+    monkeypatch.setattr(waits, "next_calls", compared)
+    report(job(40, {rank: other_call(40, rank) for rank in range(1, 80, 2)}))
+    assert compared.call_count == 16
 
 
 def test_groups_with_other_calls_before_do_not_count() -> None:
