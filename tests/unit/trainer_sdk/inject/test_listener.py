@@ -7,11 +7,13 @@ from pathlib import Path
 from tests.waiting import WITHIN_S
 
 SCRIPT = """
-import os, resource, socket, sys, threading, types
+import os, resource, signal, socket, sys, threading, types
 from trainer_sdk import layout
 from trainer_sdk.inject import listener
 
-noticed, lifted = threading.Event(), threading.Event()
+limited, noticed, lifted = threading.Event(), threading.Event(), threading.Event()
+mask = {"pthread_sigmask": lambda *_: limited.wait()}  # a thread in `accept` has a descriptor
+listener.signal = types.SimpleNamespace(**{**vars(signal), **mask})
 listener.time = types.SimpleNamespace(sleep=lambda _: (noticed.set(), lifted.wait()))
 listener.listen(types.SimpleNamespace(folder=sys.argv[1]))
 caller = socket.socket(socket.AF_UNIX)
@@ -19,6 +21,7 @@ soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 free = os.dup(0)
 os.close(free)
 resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+limited.set()
 caller.connect(os.path.join(sys.argv[1], layout.INJECTION_SOCKET))
 assert noticed.wait(60)
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
