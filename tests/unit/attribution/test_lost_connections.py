@@ -76,3 +76,11 @@ async def test_a_connection_of_the_script_that_broke_is_its_own_failure() -> Non
     assert (await judged(case(ends=(of_torch,)))).ranks == ()
     root = raised(3, "ValueError", "batch 17 has no labels")
     assert (await judged(case(ends=(broken, root)))).ranks == (3,)
+
+
+async def test_a_rank_that_lost_a_process_of_its_own_has_lost_no_rank() -> None:
+    """A7.2: a data loader's worker was killed; the rank that waits for all others is healthy."""
+    broken = raised(2, "ConnectionResetError", "[Errno 104] Connection reset by peer")
+    broken = replace(broken, traceback='File "/x/multiprocessing/connection.py", line 395')
+    found = await judged(case(ends=(broken, lost_peer(1), lost_peer(3))))
+    assert (found.cause, found.ranks) == ("user_code", (2,))

@@ -14,6 +14,7 @@ from everstep.verdict_causes import DETERMINISTIC_CAUSES, VerdictCause
 from everstep_services.attribution.analyzers import refused_memory
 from everstep_services.attribution.analyzers.outside import from_outside
 from everstep_services.attribution.analyzers.rank_ends import (
+    CONNECTION_ERRORS,
     QUOTED,
     as_exit,
     clean,
@@ -96,9 +97,6 @@ _AFTER_STORAGE = 0.85
 _REFUSED = 0.7
 _EXPLAINED = 0.8
 _OF_CONNECTION = 0.65
-_CONNECTION_ERRORS = frozenset(
-    {"BrokenPipeError", "ConnectionAbortedError", "ConnectionRefusedError", "ConnectionResetError"}
-)
 _OF_LOADER = re.compile(r"Caught \S+ in DataLoader worker process \d+\.")
 _ACCIDENT = re.compile(r"\d+")
 _OF_ENVIRON = re.compile(r'File "(?:<frozen os>|[^"]*/os\.py)", line \d+, in __getitem__')
@@ -266,7 +264,7 @@ def _ended_after(roots: Sequence[RankEnd]) -> list[RankEnd]:
 def _is_own_connection(end: RankEnd) -> bool:
     """Whether a connection of the script broke: torch reports those to other ranks otherwise."""
     is_of_torch = "/torch/distributed/" in end.traceback
-    return end.error_name in _CONNECTION_ERRORS and not is_of_torch
+    return end.error_name in CONNECTION_ERRORS and not is_of_torch
 
 
 def _done(case: Case, lost: Sequence[RankEnd]) -> Iterator[Claim]:

@@ -10,6 +10,9 @@ from everstep_services.attribution.log_analysis import fingerprint
 from everstep_services.attribution.log_analysis.rules import Match, shipped
 
 QUOTED = 240
+CONNECTION_ERRORS = frozenset(
+    {"BrokenPipeError", "ConnectionAbortedError", "ConnectionRefusedError", "ConnectionResetError"}
+)
 _LOADER_KILLED = ("DataLoader worker", "killed by signal")
 _UNCAUGHT = "terminate called"
 """Native code aborts a process with these words and the text of its error."""
@@ -51,6 +54,8 @@ def interrupted_alone(case: Case) -> set[int]:
 
 def is_consequence(end: RankEnd) -> bool:
     """Whether, by its own words, it ended because another rank was gone."""
+    if end.error_name in CONNECTION_ERRORS and "/multiprocessing/" in end.traceback:
+        return False  # it has lost a process of its own, such as a worker of its data loader
     match = match_of(end)
     if match is not None and match.rule.role == "root" and end.first_error.startswith(_UNCAUGHT):
         return False
