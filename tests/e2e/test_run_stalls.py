@@ -118,18 +118,24 @@ def test_a_stall_may_be_only_said(cluster: Cluster) -> None:
 
 HELD_LATE = """
 import os, signal, sys, time
+from pathlib import Path
 import torch, torch.distributed as dist
 import trainer_sdk
 
 dist.init_process_group("gloo")
-run = trainer_sdk.session()
+run, rank, entered = trainer_sdk.session(), dist.get_rank(), Path(sys.argv[1])
 for step in range(4):
-    if step == 2 and dist.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        time.sleep(1)
+    is_held = step == 2 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    if is_held and rank == 1:
+        while not entered.exists():
+            time.sleep(0.02)
         with run.section("data"):
             os.kill(os.getpid(), signal.SIGSTOP)
     with run.section("exchange"):
-        dist.all_reduce(torch.ones(1))
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        if is_held:
+            entered.touch()
+        work.wait()
     run.step()
 dist.destroy_process_group()
 """
@@ -145,7 +151,7 @@ def test_a_rank_that_a_signal_holds_is_not_excused_by_one_that_waited_before(
     of_both = ("--nnodes", str(nodes), "--nproc-per-node", str(2 // nodes))
     agents = [
         cluster.run(*of_both, *limits("data"), "--limit", f"exchange={OTHERS_S:g}", str(script),
-                    node=f"node-{number}")
+                    str(cluster.folder / "entered"), node=f"node-{number}")
         for number in range(nodes)
     ]  # fmt: skip
     for agent in agents:
