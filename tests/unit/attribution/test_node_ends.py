@@ -1,0 +1,75 @@
+"""What is said of the ends of nodes, and of ranks that ended with them."""
+
+from datetime import timedelta
+from typing import Any
+
+from msgspec.structs import replace
+
+from everstep.messages import NodeSign, OutsideAct
+from tests.unit.attribution.cases import NOON, case, end, lost_peer
+from tests.unit.attribution.test_ends import judged
+
+
+def sign(node: str, kind: str, *, check: str = "", hours: float = 0.0) -> NodeSign:
+    return NodeSign(
+        node=node, sign=kind, reason="as measured", fact=f"{node}-{kind}-{check}",
+        at=NOON - timedelta(hours=hours), check=check, failure_class="replace" if check else "",
+    )  # fmt: skip
+
+
+async def test_a_lost_node_is_named_unless_it_was_only_cut_off() -> None:
+    of = case(trigger="node_lost", node="n1", nodes=2)
+    lost = (sign("n1", "lost"),)
+    peers = (lost_peer(0), lost_peer(1))
+    found = await judged(replace(of, nodes=lost, ends=peers))
+    assert (found.cause, found.nodes, found.advice) == ("host", ("n1",), "restart_without")
+    assert found.ranks == of.ranks_of("n1"), "no rank of the node that is left"
+    back = NodeSign(node="n1", sign="returned", reason="", fact="b", at=NOON, cause="cut_off")
+    found = await judged(replace(of, nodes=(*lost, back), ends=peers))
+    assert (found.cause, found.nodes) == ("network", ())
+
+
+async def test_a_failed_check_names_its_node_and_one_that_fails_everywhere_nobody() -> None:
+    failed = case(ends=(end(3),))
+    found = await judged(replace(failed, nodes=(sign("n1", "check", check="gpu"),)))
+    assert (found.cause, found.nodes) == ("gpu", ("n1",))
+    both = (sign("n0", "check", check="gpu"), sign("n1", "check", check="gpu"))
+    assert (await judged(replace(failed, nodes=both))).nodes == ()
+    old = (sign("n1", "check", check="gpu", hours=30),)
+    assert (await judged(replace(failed, nodes=old))).nodes == ()
+    mended = (sign("n1", "check", check="gpu"), sign("n1", "passed", check="gpu"))
+    assert (await judged(replace(failed, nodes=mended))).nodes == ()
+
+
+async def test_people_and_schedulers_are_nobodys_fault() -> None:
+    stop = OutsideAct(act="stop_job", by="ada", reason="wrong branch", fact="s")
+    ends_of_all = tuple(
+        end(rank, how="signal", exit_code=None, signal="SIGTERM") for rank in range(4)
+    )
+    found = await judged(case(trigger="operator", outside=(stop,), ends=ends_of_all))
+    assert (found.cause, found.kind, found.advice) == ("scheduler", "operator", "stop")
+    notice = OutsideAct(act="preempted", by="slurm", reason="SIGTERM", fact="p")
+    found = await judged(case(trigger="preempted", outside=(notice,)))
+    assert (found.cause, found.kind, found.advice) == ("scheduler", "preempted", "wait")
+
+
+async def test_two_nodes_that_are_lost_at_once_are_both_named() -> None:
+    signs = tuple(sign(node, "lost") for node in ("n1", "n2"))
+    of = replace(case(trigger="node_lost", node="n1"), nodes=signs)
+    found = await judged(of)
+    assert (found.cause, found.kind, found.nodes) == ("host", "node_lost", ("n1", "n2"))
+    assert "n1" in found.reason
+    assert "n2" in found.reason
+
+
+async def test_ranks_whose_warden_was_killed_are_told_as_that() -> None:
+    """Nobody saw their ends, and everybody knows why."""
+    gone: dict[str, Any] = {
+        "how": "unknown",
+        "exit_code": None,
+        "first_error": "the warden of this node has ended",
+    }
+    found = await judged(case(ends=(lost_peer(0), end(2, **gone), end(3, **gone))))
+    assert (found.cause, found.kind, found.ranks) == ("unknown", "unseen", (2, 3))
+    assert "the warden of this node has ended" in found.reason
+    assert not found.is_inconclusive
