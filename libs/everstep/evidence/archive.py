@@ -33,6 +33,7 @@ _LEVEL = 3
 """Evidence is packed while ranks wait to be restarted."""
 _NAME = re.compile(r"(?:rank_(?P<rank>\d{1,7})|node)\.(?P<suffix>[a-z][a-z0-9_.]{0,31})")
 _MAGIC = b"\x1f\x8b"
+_UNANSWERED = re.compile(r"no answer within ([\d.e+-]+) s$")
 
 
 class BadArchiveError(EverstepError):
@@ -62,6 +63,17 @@ class Archive:
     members: tuple[ArchiveMember, ...]
     missing: Mapping[int, str]
     """Ranks without a file, and why."""
+
+
+def unanswered(within_s: float) -> str:
+    """Why a rank has no file that was asked for as long as this; `unanswered_s` reads it."""
+    return f"no answer within {within_s:.2g} s"
+
+
+def unanswered_s(reason: str) -> float | None:
+    """How long an answer was waited for; None where that is not why the file is missing."""
+    match = _UNANSWERED.search(reason)
+    return None if match is None else float(match[1])
 
 
 def is_archive(data: bytes) -> bool:

@@ -1,25 +1,23 @@
 """The input of an analyzer: the case, and the contents of its evidence."""
 
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 
 from everstep.bus.errors import BlobMissingError, BusError
-from everstep.evidence.archive import BadArchiveError, is_archive, unpack
+from everstep.evidence.archive import BadArchiveError, is_archive, unanswered_s, unpack
 from everstep.messages import BlobRef, Case, EvidencePiece
 from everstep_services.attribution.domain.claims import Claim
 
 Fetch = Callable[[BlobRef], Awaitable[bytes]]
 _BYTES_MOST = 256 << 20
 """The most bytes of one kind of evidence; the rest is named as missing."""
-_GIVEN_UP = re.compile(r"no answer within (\d+(?:\.\d+)?) s$")
 _PATIENT_S = 1.0
 """A rank that does not answer for that long is stuck; before, it may only be slow."""
 
 
 def is_given_up(reason: str) -> bool:
     """Whether evidence is missing because we waited too short: that shows nothing of the rank."""
-    match = _GIVEN_UP.search(reason)
-    return match is not None and float(match[1]) < _PATIENT_S
+    waited_s = unanswered_s(reason)
+    return waited_s is not None and waited_s < _PATIENT_S
 
 
 class Incident:

@@ -21,7 +21,7 @@ from everstep.messages import (
     SaveCheckpoint,
     StopJob,
 )
-from everstep_services.rendezvous.domain.events import Event
+from everstep_services.rendezvous.domain.events import Event, JobControl
 from tests.unit.rendezvous.world import World, spec
 
 
@@ -56,6 +56,16 @@ def test_a_stop_says_how_long_there_is_to_save_and_what_agents_exit_with() -> No
     done = asked(world, stop(save_first=False))
     assert done.text == "round 1 ends; the job is stopped, and its agents exit with 93"
     assert (world.doc.phase, world.doc.exit_code) == ("stopped", 93)
+
+
+def test_a_stop_says_that_ranks_stand_still_and_would_not_save() -> None:
+    world = World(spec(1), save_within_s=7.0).started("n0")
+    world.control = JobControl(is_braked=True)
+    for rank in (0, 1):
+        world.report("n0", "rank_stalled", rank=rank, reason=f"rank {rank} has stalled")
+    assert asked(world, stop()).text.startswith(
+        "round 1 has 7 s to save, then ends; standing still: rank 0, 1; without a save it ends at "
+    )
 
 
 def test_a_job_that_waits_for_nodes_is_stopped_at_once() -> None:

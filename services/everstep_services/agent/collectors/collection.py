@@ -12,7 +12,7 @@ from pathlib import Path
 from everstep.clock import Clock
 from everstep.errors import EverstepError
 from everstep.evidence import archive
-from everstep.evidence.archive import ArchiveMember
+from everstep.evidence.archive import ArchiveMember, unanswered
 from everstep_services.agent.ranks.protocol import RankSeen
 
 log = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ async def from_each(
                 left = None if gone is None else await gone(rank)
                 return left or (EXITED if rank.is_gone else NOT_STARTED)
         except TimeoutError:
-            return f"no answer within {scene.each_within_s:.2g} s"
+            return unanswered(scene.each_within_s)
         except NothingFoundError as error:
             return short(str(error))
         except Exception as error:  # noqa: BLE001  one rank takes nothing from the others

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from everstep.evidence.archive import unanswered
 from everstep_services.agent.stalls.torch_server import TorchServerError, answer, handlers
 
 _GLOO = "fr_trace_json"
@@ -52,7 +53,7 @@ async def read_traces(folder: Path, within_s: float, *, is_whole: bool) -> tuple
                 *(answer(folder, _question(name, is_whole=is_whole), within_s) for name in asked)
             )
     except TimeoutError:
-        raise TorchServerError(f"no answer within {within_s:.2g} s") from None
+        raise TorchServerError(unanswered(within_s)) from None
     if not bodies:
         raise TorchServerError("torch's server in it has no flight recorder")
     traces = dict(zip(asked, bodies, strict=True))

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from everstep.errors import EverstepError
+from everstep.evidence.archive import unanswered
 from trainer_sdk import layout
 from trainer_sdk.bootstrap.agent_link import ShortPath
 
@@ -48,7 +49,7 @@ async def _answer(folder: Path, request: str, within_s: float) -> bytes:
         async with asyncio.timeout(within_s):
             reply = await _asked(str(folder / layout.WORKER_SOCKET), request)
     except TimeoutError:
-        raise TorchServerError(f"no answer within {within_s:.2g} s") from None
+        raise TorchServerError(unanswered(within_s)) from None
     except OSError as error:
         # ENOTCONN: its queue of connections is full, so that the connection was never made
         state = "accepts no connection" if error.errno == errno.ENOTCONN else "is gone"

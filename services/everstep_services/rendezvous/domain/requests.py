@@ -225,7 +225,12 @@ def _ends(batch: Batch, within_s: float) -> str:
     doc = batch.state.doc
     if doc.phase not in {"forming", "running"}:
         return "no round runs"
-    return f"round {doc.round} {f'has {within_s:g} s to save, then ends' if within_s else 'ends'}"
+    if not within_s:
+        return f"round {doc.round} ends"
+    standing = () if doc.incident is None else doc.incident.stalled
+    named = ", ".join(map(str, standing))
+    still = f"; standing still: rank {named}; without a save it ends at once" if standing else ""
+    return f"round {doc.round} has {within_s:g} s to save, then ends{still}"
 
 
 def _evidence(batch: Batch, ask: RequestEvidence) -> Done:
