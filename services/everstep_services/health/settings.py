@@ -108,6 +108,9 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
     """The limit of a node that was asked and did not answer, once its training has stopped."""
     all_silent_limit_s: float = 15.0
     """The limit while no node of the job is heard: the cause may be the bus, or health itself."""
+    all_cut_off_limit_s: float = 600.0
+    """The same for a node whose connection was open after its last beat: it is cut off, stopped or
+    without power. Its ranks may train on, and there is nobody who could start them again."""
     stopped_limit_s: float = 30.0
     """The limit of a node whose warden still answers other agents of the job while its round goes
     on: the agent is stopped or gets no turn, and its ranks run. 0 turns this off."""
@@ -146,20 +149,18 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
                 f"{_LEAST_HAILED_S:g} and at most silence_limit_s, got {self.hail_after_s:g}, "
                 f"{self.hailed_limit_s:g} and {self.silence_limit_s:g}"
             )
-        if self.all_silent_limit_s < self.silence_limit_s:
-            raise ValueError(
-                f"all_silent_limit_s must be at least silence_limit_s, got "
-                f"{self.all_silent_limit_s:g} < {self.silence_limit_s:g}"
-            )
         self._check_ticks()
         if self.stopped_limit_s < 0:
             raise ValueError(f"stopped_limit_s must not be negative, got {self.stopped_limit_s:g}")
-        if self.moving_limit_most_s < self.silence_limit_s:
-            raise ValueError(
-                f"moving_limit_most_s must be at least silence_limit_s, got "
-                f"{self.moving_limit_most_s:g} < {self.silence_limit_s:g}"
-            )
-        if self.forget_after_s <= self.all_silent_limit_s + self.reconnect_grace_s:
+        for name, least in (
+            ("all_silent_limit_s", "silence_limit_s"),
+            ("all_cut_off_limit_s", "all_silent_limit_s"),
+            ("moving_limit_most_s", "silence_limit_s"),
+        ):
+            limit_s, least_s = getattr(self, name), getattr(self, least)
+            if limit_s < least_s:
+                raise ValueError(f"{name} must be at least {least}, got {limit_s:g} < {least_s:g}")
+        if self.forget_after_s <= self.all_cut_off_limit_s + self.reconnect_grace_s:
             raise ValueError(
                 f"forget_after_s must be above every limit, got {self.forget_after_s:g}"
             )

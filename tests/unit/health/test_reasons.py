@@ -81,18 +81,31 @@ def test_steps_and_collectives_that_are_finished_prove_it_without_an_age() -> No
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 10])
 def test_when_all_fall_silent_the_bus_is_blamed_first(nodes: int) -> None:
-    """Silence of all nodes has a longer limit (A15.2)."""
+    """Silence of all nodes has a longer limit (A15.2): they may be cut off, and train on."""
     world = World(nodes)
     world.run(10)
     world.silent = set(world.names)
     began = world.now
-    world.run(SETTINGS.all_silent_limit_s - 1.5)
+    world.run(SETTINGS.all_cut_off_limit_s - 1.5)
     assert world.found == []
     world.run(60)
     assert sorted(world.lost) == sorted(world.names)
-    assert SETTINGS.all_silent_limit_s - 1 <= world.found[0][0] - began
-    assert world.found[-1][0] - began <= SETTINGS.all_silent_limit_s + 2 * SETTINGS.tick_s
-    assert "no node of its job is heard" in first_loss(world).reason
+    assert SETTINGS.all_cut_off_limit_s - 1 <= world.found[0][0] - began
+    assert world.found[-1][0] - began <= SETTINGS.all_cut_off_limit_s + 2 * SETTINGS.tick_s
+    reason = first_loss(world).reason
+    assert "no node of its job is heard" in reason
+    assert "have not moved" not in reason  # nobody was heard who could tell
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_when_all_agents_are_gone_their_nodes_are_lost_sooner(nodes: int) -> None:
+    world = World(nodes)
+    world.run(10)
+    world.killed = set(world.names)
+    world.run(SETTINGS.all_silent_limit_s - 1.5)
+    assert world.found == []
+    world.run(3)
+    assert sorted(world.lost) == sorted(world.names)
 
 
 def test_other_jobs_are_no_witnesses() -> None:

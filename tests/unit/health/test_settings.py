@@ -11,6 +11,7 @@ from everstep_services.health.settings import HealthSettings, LimitSettings, Nod
     [
         ({"silence_limit_s": 2.0}, "at least 2.5, two beats and a half, got 2"),
         ({"all_silent_limit_s": 1.0}, "at least silence_limit_s, got 1 < 3"),
+        ({"all_cut_off_limit_s": 2.0}, "at least all_silent_limit_s, got 2 < 15"),
         ({"moving_limit_most_s": 1.0}, "at least silence_limit_s, got 1 < 3"),
         ({"tick_s": 0.0}, "tick_s must be above 0"),
         ({"tick_s": 2.0}, "at most 1, got 2"),

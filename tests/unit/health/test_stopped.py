@@ -101,5 +101,5 @@ def test_nobody_vouches_for_itself_and_nobody_is_there_to_ask() -> None:
     world = World(1, slots=1)
     world.run(10)
     world.stopped = {"n0"}
-    world.run(SETTINGS.all_silent_limit_s + 2)
+    world.run(SETTINGS.all_cut_off_limit_s + 2)
     assert (world.lost, world.inquiries) == (["n0"], 0)

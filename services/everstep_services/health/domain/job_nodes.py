@@ -324,16 +324,23 @@ class JobNodes:
             return None
         is_short = has_moved and was_asked
         least_s = settings.hailed_limit_s if is_short else settings.silence_limit_s
-        limit_s = least_s if is_witnessed else settings.all_silent_limit_s
+        limit_s = least_s if is_witnessed else self._unwitnessed_limit_s(node)
         if node.seen_s < at.back_s:
             limit_s += settings.reconnect_grace_s
         if seen_s - node.seen_s < limit_s or self._moves(beat, seen_s, least_s):
             return None
-        evidence = self._witness(seen_s) if is_witnessed else "no node of its job is heard"
+        evidence = "no node of its job is heard"
+        if is_witnessed:
+            evidence = f"{self._witness(seen_s)}{self._stillness(beat, seen_s)}"
         if node.hails:
             evidence = f"it was asked {len(node.hails)} times for a beat; {evidence}"
-        evidence += self._stillness(beat, seen_s)
         return self._loss(node, at, limit_s, evidence)
+
+    def _unwitnessed_limit_s(self, node: _Node) -> float:
+        """The limit while no node of the job is heard: nothing then tells what its ranks do."""
+        is_open = node.probe is not None and node.probe.outlived
+        settings = self._settings
+        return settings.all_cut_off_limit_s if is_open else settings.all_silent_limit_s
 
     def _replaced_loss(self, node: _Node, at: ObserverTime) -> NodeLoss | None:
         """The loss of a node that rendezvous has found gone, and replaced, before health did.
