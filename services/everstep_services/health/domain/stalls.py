@@ -204,7 +204,12 @@ def _located(job: str, round_: _Round, missing: list[str], is_whole: bool) -> St
         waiting_ranks=waiting,
         section=section,
         lead_s=None if lead_s is None else round(lead_s, 3),
-        is_certain=is_whole and lead_s is not None and lead_s <= _ONE_STEP_S,
+        is_certain=(
+            is_whole
+            and lead_s is not None
+            and lead_s <= _ONE_STEP_S
+            and _others_wait(first, list(halts.values()))
+        ),
         reason=_reason(numbers, nodes, section, why, waiting=waiting, missing=missing),
     )
 
@@ -234,6 +239,16 @@ def _first(halts: list[Halt]) -> tuple[list[Halt], float | None, str]:
     if len(halts) == 1:
         return early, None, "is the only rank whose position is known"
     return early, None, f"stopped within {_TOGETHER_S:g} s of each other: beats cannot tell more"
+
+
+def _others_wait(first: list[Halt], halts: list[Halt]) -> bool:
+    """All others are in a collective and the first ranks are not: nothing else holds these up.
+
+    Times alone do not tell: of ranks that wait for each other in transfers, as the stages of a
+    pipeline, one that waits may have stopped before the one that it waits for.
+    """
+    ranks = {halt.rank for halt in first}
+    return all(bool(halt.collective) != (halt.rank in ranks) for halt in halts)
 
 
 def _lead_s(first: Iterable[Halt], halts: Iterable[Halt]) -> float:
