@@ -166,13 +166,19 @@ def paused(*nodes: int) -> Act:
     return act
 
 
-def agent_paused(scene: Scene) -> None:
-    """An agent alone is stopped for a while."""
-    scene.until_step()
-    scene.agents[2].send(signal.SIGSTOP)
-    _pause(PAUSE_S)
-    scene.agents[2].send(signal.SIGCONT)
-    unharmed(scene)
+def agents_paused(seconds: float, *nodes: int) -> Act:
+    """Agents alone are stopped for a while; their ranks train on."""
+
+    def act(scene: Scene) -> None:
+        scene.until_step()
+        for node in nodes:
+            scene.agents[node].send(signal.SIGSTOP)
+        _pause(seconds)
+        for node in nodes:
+            scene.agents[node].send(signal.SIGCONT)
+        unharmed(scene)
+
+    return act
 
 
 def warden_paused(scene: Scene) -> None:

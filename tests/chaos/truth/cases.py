@@ -104,6 +104,8 @@ def _hangs() -> Iterator[Case]:
     yield _of_rank("stuck_loader", 0, 2, ("data", *CODE), sdk=True, options=_limits("data"))
     yield _of_rank("dead_peer", 2, 3, (*HOST, *UNKNOWN), sdk=True, options=_limits("exchange"))
     yield _of_rank("wrong_shape", 2, 1, CODE, options=_limits("outside", 6))
+    for variant, rank in ((0, 1), (1, 2)):
+        yield _of_rank("stages", variant, rank, CODE, options=_limits("outside", 6))
 
 
 def _unusual() -> Iterator[Case]:
@@ -173,7 +175,8 @@ def _nodes() -> Iterator[Case]:
     none = Truth(incidents=0)
     yield Case("node-paused", none, acts.paused(2))
     yield Case("both-nodes-paused", none, acts.paused(1, 2))
-    yield Case("agent-paused", none, acts.agent_paused)
+    yield Case("agent-paused", none, acts.agents_paused(acts.PAUSE_S, 2))
+    yield Case("both-agents-paused", none, acts.agents_paused(20, 1, 2))
     yield Case("log-disk-full", none, acts.log_disk_full, {"talks": True}, needs="small_disk",
                options=("--log-dir", "{disk}"))  # fmt: skip
     yield Case("bus-paused", none, acts.bus_paused)

@@ -41,6 +41,33 @@ def _slows(training: Training) -> None:
     training.forward = slow  # type: ignore[method-assign]
 
 
+def _stages(fault: str) -> Callable[[Training], None]:
+    """Each forward pass hands numbers from rank to rank; the culprit harms one of these passes."""
+
+    def prepare(training: Training) -> None:
+        usual = training.forward
+
+        def forward() -> None:
+            import torch
+            import torch.distributed as dist
+
+            rank, numbers = training.rank, torch.zeros(64)
+            is_now = training.is_culprit and training.step == training.at
+            if is_now:
+                training.tell("fault in forward")
+            if is_now and fault == "sleeps":
+                time.sleep(600)
+            if rank > 0:
+                dist.recv(numbers, src=rank - 1)
+            if rank < training.world - 1 and not (is_now and fault == "sends nothing"):
+                dist.send(numbers, dst=rank + 1)
+            usual()
+
+        training.forward = forward  # type: ignore[method-assign]
+
+    return prepare
+
+
 def _reduces_doubles(training: Training) -> None:
     """One rank reduces as many numbers as the others, of another type."""
     import torch
@@ -158,6 +185,8 @@ _OWN = {
     ("exit", 7): Injection("forward", lambda _: os._exit(0), runs_everywhere=False),
     ("wrong_type", 0): Injection("metrics", _reduces_doubles, runs_everywhere=True),
     ("slow", 0): Injection("prepare", _slows, runs_everywhere=False),
+    ("stages", 0): Injection("prepare", _stages("sends nothing"), runs_everywhere=True),
+    ("stages", 1): Injection("prepare", _stages("sleeps"), runs_everywhere=True),
     ("exit", 0): Injection("forward", _exits(0), runs_everywhere=False),
     ("exit", 3): Injection("forward", _exits(3), runs_everywhere=False),
     ("exit", 9): Injection("forward", _exits("no more data"), runs_everywhere=False),

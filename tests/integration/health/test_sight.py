@@ -79,6 +79,7 @@ class World:
             phase="section",
             section="data",
             step=7,
+            is_waiting_for_ranks=False,
         )
         await self.bus.record(stalled)
 

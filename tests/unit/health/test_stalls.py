@@ -53,7 +53,7 @@ class World:
             collective=self.collectives.get(rank),
         )
 
-    def stalled(self, rank: int, fact: str = "") -> None:
+    def stalled(self, rank: int, fact: str = "", waits: bool | None = False) -> None:
         """Its agent reports it, in a fact and from the next beat on."""
         self.states[rank] = "stalled"
         stall = RankStalled(
@@ -72,6 +72,7 @@ class World:
             phase="section",
             section=self.sections[rank],
             step=self.steps[rank],
+            is_waiting_for_ranks=waits,
         )
         self.locator.stalled(stall, self.now)
 
@@ -129,13 +130,9 @@ class World:
         return found
 
 
-ALL_WAIT = dict.fromkeys(range(8), "gloo:all_reduce of default_pg")
-
-
 def test_the_rank_that_stopped_first_is_named_with_its_lead() -> None:
     world = World()
     world.run(3)
-    world.collectives = ALL_WAIT | {5: ""}
     world.stop(5, at=world.now, section="data")
     world.stop_all(5, at=world.now + 0.8, section="data")
     world.run(6)
@@ -152,33 +149,27 @@ def test_the_rank_that_stopped_first_is_named_with_its_lead() -> None:
 def test_a_rank_that_is_behind_by_a_step_is_first_whatever_the_clocks_say() -> None:
     world = World()
     world.run(3)
-    world.collectives = ALL_WAIT | {2: ""}
     world.stop_all(2, at=world.now, step=11)
     world.stop(2, at=world.now, step=10)
     world.run(6)
-    world.stalled(0)
+    world.stalled(0, waits=True)
+    world.stalled(2)
     world.run(3)
     assert (world.one.first_ranks, world.one.is_certain) == ((2,), True)
     assert "made its last step, 10, before all others" in world.one.reason
 
 
-@pytest.mark.parametrize(
-    "collectives",
-    [ALL_WAIT, dict.fromkeys(range(8), ""), {}, ALL_WAIT | {4: "", 5: "", 6: ""}],
-    ids=["the first, too", "transfers only", "nobody knows", "another is in none, either"],
-)
-def test_times_alone_do_not_tell_who_waits_for_whom(collectives: dict[int, str]) -> None:
+@pytest.mark.parametrize("reported", [(5, True), (5, None), (0, False)])
+def test_times_alone_do_not_tell_who_waits_for_whom(reported: tuple[int, bool | None]) -> None:
     """A stage of a pipeline that waits may have stopped before the one that it waits for."""
     world = World()
     world.run(3)
-    world.collectives = collectives
-    world.stop(4, at=world.now)
     world.stop(5, at=world.now)
-    world.stop_all(4, 5, at=world.now + 0.4)
+    world.stop_all(5, at=world.now + 0.4)
     world.run(6)
-    world.stalled(5)
+    world.stalled(reported[0], waits=reported[1])
     world.run(3)
-    assert (world.one.first_ranks, world.one.lead_s) == ((4, 5), 0.4)
+    assert (world.one.first_ranks, world.one.lead_s) == ((5,), 0.4)
     assert not world.one.is_certain
 
 
@@ -220,6 +211,9 @@ def of_unmodified(collectives: dict[int, str]) -> StallFinding:
     return world.one
 
 
+ALL_WAIT = dict.fromkeys(range(8), "gloo:all_reduce of default_pg")
+
+
 def test_of_ranks_that_stop_together_the_one_in_no_collective_is_first() -> None:
     found = of_unmodified(ALL_WAIT | {5: ""})
     assert (found.first_ranks, found.nodes, found.waiting_ranks) == ((5,), ("n2",), 7)
@@ -246,7 +240,6 @@ def test_while_a_node_is_not_heard_nothing_is_certain(silent: str) -> None:
     """A node whose beats are missing makes a finding uncertain (A3.7)."""
     world = World()
     world.run(3)
-    world.collectives = ALL_WAIT | {2: ""}
     world.stop(2, at=world.now - 1)
     world.stop_all(2, at=world.now)
     world.silent = {silent}
@@ -260,7 +253,6 @@ def test_while_a_node_is_not_heard_nothing_is_certain(silent: str) -> None:
 def test_what_was_said_while_we_were_blind_makes_nothing_certain() -> None:
     world = World()
     world.run(3)
-    world.collectives = ALL_WAIT | {2: ""}
     world.stop(2, at=world.now - 1)
     world.stop_all(2, at=world.now)
     world.run(6)

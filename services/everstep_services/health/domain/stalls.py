@@ -86,6 +86,9 @@ class _Round:
     stalled: dict[int, Halt] = field(default_factory=dict)
     facts: dict[int, str] = field(default_factory=dict)
     """The ids of the facts about them, by rank."""
+    busy: set[int] = field(default_factory=set)
+    """Those that wait for no other rank, as their agents have seen. Times alone do not
+    tell: a stage of a pipeline may stop before the one that it waits for."""
     opened_s: float | None = None
     is_located: bool = False
 
@@ -116,6 +119,7 @@ class _Round:
         if self.stalled.pop(rank, None) is not None and not self.stalled:
             self.opened_s, self.is_located = None, False
             self.facts.clear()
+            self.busy.clear()
 
 
 class StallLocator:
@@ -143,6 +147,8 @@ class StallLocator:
         round_ = self._round(fact.job, fact.round, seen_s)
         if round_ is not None:
             round_.facts[fact.rank] = fact.id
+            if fact.is_waiting_for_ranks is False:
+                round_.busy.add(fact.rank)
             at_s = seen_s - fact.waited_s
             round_.open(Halt(fact.rank, fact.node, at_s, fact.step or 0, fact.section), seen_s)
 
@@ -208,7 +214,7 @@ def _located(job: str, round_: _Round, missing: list[str], is_whole: bool) -> St
             is_whole
             and lead_s is not None
             and lead_s <= _ONE_STEP_S
-            and _others_wait(first, list(halts.values()))
+            and round_.busy.issuperset(numbers)
         ),
         reason=_reason(numbers, nodes, section, why, waiting=waiting, missing=missing),
     )
@@ -239,16 +245,6 @@ def _first(halts: list[Halt]) -> tuple[list[Halt], float | None, str]:
     if len(halts) == 1:
         return early, None, "is the only rank whose position is known"
     return early, None, f"stopped within {_TOGETHER_S:g} s of each other: beats cannot tell more"
-
-
-def _others_wait(first: list[Halt], halts: list[Halt]) -> bool:
-    """All others are in a collective and the first ranks are not: nothing else holds these up.
-
-    Times alone do not tell: of ranks that wait for each other in transfers, as the stages of a
-    pipeline, one that waits may have stopped before the one that it waits for.
-    """
-    ranks = {halt.rank for halt in first}
-    return all(bool(halt.collective) != (halt.rank in ranks) for halt in halts)
 
 
 def _lead_s(first: Iterable[Halt], halts: Iterable[Halt]) -> float:
