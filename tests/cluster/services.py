@@ -1,6 +1,7 @@
 """Services and agents on a cluster of servers; each begins at a server that the test chooses."""
 
 import asyncio
+import signal
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,6 +68,15 @@ class Services:
         """End a replica in order, as a rolling upgrade does, and start it again."""
         self.processes[name].terminate()
         self._start(*name.split("-"))
+        self.until_well()
+
+    def heal(self) -> None:
+        """Let those go on that were stopped, start those that were killed."""
+        for name, process in list(self.processes.items()):
+            if process.poll() is None:
+                process.send(signal.SIGCONT)
+            else:
+                self._start(*name.split("-"))
         self.until_well()
 
     def _start(self, service: str, at: str) -> None:
