@@ -37,7 +37,7 @@ STREAM_NOT_FOUND = 10059
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 _NO_MESSAGE = 10037
 _OF_STREAMS = ("$JS.API.", "$KV.")
-_ASKED_AGAIN_S = 0.5
+_ASKED_AGAIN_S = 0.1
 """No server answers for a leader that it has not yet given up, or passes the question on to it."""
 
 
