@@ -182,7 +182,7 @@ def test_after_a_pause_all_are_judged_as_soon_as_what_was_said_meanwhile_has_bee
     fleet, before_s = world.fleet, world.settings.tick_s
     world.run(10)
     world.silent, world.is_moving = {"n1"}, False
-    world.run(2 - before_s)
+    world.run(2 - 2 * before_s)
     asleep_at = world.now
     world.sleep(0.3)
     woke_at = world.now
@@ -285,3 +285,12 @@ def test_after_hours_a_node_is_forgotten() -> None:
     for _ in range(3700):  # an hour, told quickly
         world.run(1)
     assert world.fleet.counts() == (1, 3, 0)
+
+
+def test_a_node_of_a_new_round_whose_beats_are_lost_is_asked_and_not_lost() -> None:
+    world = World(4, slots=4)
+    world.run(10)
+    world.mute = {"n1"}
+    world.round = 2
+    world.run(10)
+    assert world.found == []

@@ -82,6 +82,8 @@ def _done(beat: NodeBeat) -> int:
 
 _BEAT_S = 1.05
 """The longest time between two beats of an agent that runs: one second, and some delay."""
+_WITNESS_S = _BEAT_S
+"""A node that was heard within this time may prove that the bus and the observer work."""
 _HAILS_LEAST = 7
 """Lost messages do not explain the silence of a node that left this many hails unanswered."""
 _ANSWERED_S = 0.1
@@ -94,6 +96,7 @@ _ALIVE_FOR_S = 1.2
 _AT_WORK = frozenset({"starting", "running"})
 _HAS_LEFT = frozenset({"stopping", "joining"})
 """The states of an agent whose round is over."""
+_STILL_LEAST_S = 0.5
 _HAILS_IN_VAIN = 30
 """After this many hails, a node is hailed again only once it was heard or its training moved."""
 
@@ -144,12 +147,6 @@ class JobNodes:
 
     def __init__(self, settings: HealthSettings) -> None:
         self._settings = settings
-        self._witness_s = settings.hailed_limit_s - _BEAT_S
-        """A node that was heard within this time proves that the bus and the observer work.
-
-        It is below the limit by more than the time between two beats: nodes that fell silent
-        together never testify against each other.
-        """
         self._progress = RoundProgress(-1, -inf)
         self.nodes: OrderedDict[str, _Node] = OrderedDict()
         """Those that are not lost, the longest silent first."""
@@ -178,11 +175,12 @@ class JobNodes:
         for node in self.nodes.values():
             if seen_s - node.seen_s < settings.hail_after_s:
                 return
-            if node.is_over or self._is_left_behind(node.beat):
+            if node.is_over:
                 continue
-            if self._moves(node.beat, seen_s, settings.hail_after_s):
+            # A node that a newer round left behind may be of that round: its beats may be lost.
+            if self._moves(node.beat, seen_s, _STILL_LEAST_S):
                 node.hails = ()
-            elif len(node.hails) < _HAILS_IN_VAIN and self._unheard_s(seen_s) < self._witness_s:
+            elif len(node.hails) < _HAILS_IN_VAIN and self._unheard_s(seen_s) < _WITNESS_S:
                 node.hails += (now,)
                 yield node.beat
 
@@ -200,7 +198,7 @@ class JobNodes:
         beats = [node.beat for node in silent]
         heard = (node.beat for node in reversed(self.nodes.values()))
         for beat in islice(heard, _ASKED_MOST):
-            if seen_s - self.nodes[beat.node].seen_s >= self._witness_s:
+            if seen_s - self.nodes[beat.node].seen_s >= _WITNESS_S:
                 return
             yield beat, beats
 
@@ -315,7 +313,7 @@ class JobNodes:
     def _silence_loss(self, node: _Node, at: ObserverTime) -> NodeLoss | None:
         """The loss of a node whose silence nothing explains."""
         settings, beat, seen_s = self._settings, node.beat, at.seen_s
-        is_witnessed = self._unheard_s(seen_s) < self._witness_s
+        is_witnessed = self._is_witnessed(node, seen_s)
         has_moved = self._still_s(beat, seen_s) < inf
         # A hail counts once its answer would have been read: it may still wait in a queue.
         unanswered = sum(asked_at + _ANSWERED_S <= at.read_at for asked_at in node.hails)
@@ -327,7 +325,8 @@ class JobNodes:
         limit_s = least_s if is_witnessed else self._unwitnessed_limit_s(node)
         if node.seen_s < at.back_s:
             limit_s += settings.reconnect_grace_s
-        if seen_s - node.seen_s < limit_s or self._moves(beat, seen_s, least_s):
+        still_s = settings.hail_after_s if is_short else least_s
+        if seen_s - node.seen_s < limit_s or self._moves(beat, seen_s, still_s):
             return None
         evidence = "no node of its job is heard"
         if is_witnessed:
@@ -350,7 +349,7 @@ class JobNodes:
         limit_s = self._settings.silence_limit_s
         if node.seen_s < at.back_s:
             limit_s += self._settings.reconnect_grace_s
-        is_witnessed = self._unheard_s(at.seen_s) < self._witness_s
+        is_witnessed = self._is_witnessed(node, at.seen_s)
         if at.seen_s - node.seen_s < limit_s or not is_witnessed:
             return None
         evidence = f"round {self._progress.round} runs without it; {self._witness(at.seen_s)}"
@@ -359,7 +358,7 @@ class JobNodes:
     def _connection_loss(self, node: _Node, at: ObserverTime) -> NodeLoss | None:
         """The loss of a node whose connection closed: its agent is gone, even if others train."""
         settings, probe, seen_s = self._settings, node.probe, at.seen_s
-        if probe is None or node.seen_s < at.back_s or self._unheard_s(seen_s) >= self._witness_s:
+        if probe is None or node.seen_s < at.back_s or not self._is_witnessed(node, seen_s):
             return None
         if not probe.is_closed(settings.reconnect_grace_s) or self._is_stopped(node, seen_s):
             return None
@@ -408,6 +407,14 @@ class JobNodes:
         if at.seen_s - node.alive_s < _ALIVE_FOR_S:
             evidence += "; its warden answers: health has waited for its stopped agent"
         return loss_of(node.beat, silence_s, limit_s, blind_s=blind_s, evidence=evidence)
+
+    def _is_witnessed(self, node: _Node, seen_s: float) -> bool:
+        """The bus and the observer work: another node was heard, and after this one's next beat.
+
+        Nodes that fell silent together never testify against each other.
+        """
+        newest_s = self._newest.seen_s
+        return newest_s > node.seen_s + _BEAT_S and seen_s - newest_s < _WITNESS_S
 
     def _witness(self, seen_s: float) -> str:
         heard_s = max(0.0, self._unheard_s(seen_s))
