@@ -1,7 +1,8 @@
-"""Thousands of connections to one server that is killed and started again (A14.2).
+"""Thousands of connections to servers that are killed and started again (A14.2).
 
     python -m benchmarks.returns
     python -m benchmarks.returns --connections 1000
+    python -m benchmarks.returns --servers 3
 
 All connections are real ones of `everstep.bus`, with a subscription each, in one process. The
 jitter is what the reference of `bus.reconnect_jitter_s` says: 0.005 s a connection, which makes 200
@@ -18,7 +19,7 @@ import signal
 import sys
 import tempfile
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +27,12 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from benchmarks.restarts.buses import servers_alone
 from everstep import subjects
 from everstep.bus import BusSettings
 from everstep.bus.client import NatsBus, connect
 from everstep.bus.errors import BusTimeoutError
-from everstep.bus.server.dev_server import DevServer, dev_server
+from everstep.bus.server.dev_server import dev_server
 from everstep.messages import Order
 from everstep.observe.connections import raise_descriptor_limit
 
@@ -96,8 +98,8 @@ async def _opened(stack: AsyncExitStack, settings: BusSettings, name: str) -> Na
             await asyncio.sleep(1)
 
 
-async def killed(server: DevServer, buses: Sequence[NatsBus]) -> list[float]:
-    """Kill the server, and wait until all are back; when each was, counted from the kill."""
+async def killed(kill: Callable[[], None], buses: Sequence[NatsBus]) -> list[float]:
+    """Kill the servers, and wait until all are back; when each was, counted from the kill."""
     loop = asyncio.get_running_loop()
     times: list[float] = []
     began = loop.time()
@@ -109,7 +111,7 @@ async def killed(server: DevServer, buses: Sequence[NatsBus]) -> list[float]:
                 await asyncio.sleep(0.02)
         times.append(loop.time() - began)
 
-    os.kill(server.pid, signal.SIGKILL)
+    await asyncio.to_thread(kill)
     with suppress(TimeoutError):
         async with asyncio.timeout(2 * WITHIN_S), asyncio.TaskGroup() as tasks:
             for bus in buses:
@@ -122,17 +124,36 @@ def peak(times: Sequence[float]) -> int:
     return max((at + 1 - bisect_left(times, time - 1) for at, time in enumerate(times)), default=0)
 
 
-async def measured(folder: Path, count: int) -> Returned:
-    """One kill of the server under so many connections."""
+@asynccontextmanager
+async def _servers(
+    folder: Path, count: int
+) -> AsyncIterator[tuple[BusSettings, Callable[[], None]]]:
+    """Yield how a service logs in, and what kills all of them; they start again by themselves."""
+    if count == 1:
+        async with dev_server(folder) as server:
+            yield server.settings("service"), lambda: os.kill(server.pid, signal.SIGKILL)
+        return
+    with servers_alone(folder / "bus", count) as bus:
+        settings = BusSettings(
+            url=bus.environ["EVERSTEP_BUS__URL"],
+            credentials_file=bus.keys / "service.creds",
+            ca_file=Path(bus.environ["EVERSTEP_BUS__CA_FILE"]),
+            replicas=count,
+        )
+        yield settings, bus.restart
+
+
+async def measured(folder: Path, count: int, servers: int = 1) -> Returned:
+    """One kill of the servers under so many connections."""
     jitter_s = JITTER_S * count
-    async with dev_server(folder) as server:
+    async with _servers(folder, servers) as (login, kill):
         settings = msgspec.structs.replace(
-            server.settings("service"), reconnect_jitter_s=jitter_s, connect_within_s=120.0
+            login, reconnect_jitter_s=jitter_s, connect_within_s=120.0
         )
         async with connected(settings, count) as buses:
-            times = await killed(server, buses)
+            times = await killed(kill, buses)
             statistics = [bus.statistics() for bus in buses]
-        log = await asyncio.to_thread((folder / "nats" / "nats.log").read_text)
+        log = "".join(path.read_text() for path in folder.rglob("*.log"))
     return Returned(
         connections=count,
         back=len(times),
@@ -149,11 +170,14 @@ def main(arguments: Sequence[str]) -> int:
     """Print the figures; 1 when they are not as asked for."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.returns")
     parser.add_argument("--connections", type=int, default=5000)
+    parser.add_argument(
+        "--servers", type=int, default=1, help="3: with TLS, as `bus setup` writes them"
+    )
     asked = parser.parse_args(arguments)
     raise_descriptor_limit()
     logging.disable(logging.WARNING)  # a line for each lost connection
     with tempfile.TemporaryDirectory() as folder:
-        seen = asyncio.run(measured(Path(folder), asked.connections))
+        seen = asyncio.run(measured(Path(folder), asked.connections, asked.servers))
     print(
         f"{seen.back} of {seen.connections} connections are back after {seen.took_s:.1f} s; "
         f"at most {seen.peak_per_s} in a second (bound {seen.bound_per_s:.0f}); "

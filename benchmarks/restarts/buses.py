@@ -5,8 +5,9 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import trustme
@@ -19,13 +20,43 @@ _WITHIN_S = 60.0
 _LOOK_EVERY_S = 0.1
 
 
+@dataclass
+class Servers:
+    """The servers of a bus, with TLS and their streams."""
+
+    keys: Path
+    environ: Mapping[str, str]
+    """How a client finds them, but for its login."""
+    _configs: Sequence[Path]
+    _stack: ExitStack
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self) -> None:
+        program = find_program()
+        self.processes = [
+            _start(self._stack, config.with_suffix(".log"), [program, "-c", str(config)], {})
+            for config in self._configs
+        ]
+
+    def restart(self) -> None:
+        """Kill all of them, and start them again."""
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        self.start()
+
+    def login(self, role: str) -> dict[str, str]:
+        """The environment of a client."""
+        return {**self.environ, "EVERSTEP_BUS__CREDENTIALS_FILE": str(self.keys / f"{role}.creds")}
+
+
 @contextmanager
-def running(folder: Path, servers: int, job: str) -> Iterator[Path]:
-    """Yield the settings of a node of the job; all of it ends with the context."""
+def servers_alone(folder: Path, count: int) -> Iterator[Servers]:
+    """One server, or three, as `bus setup` writes them."""
     folder.mkdir(parents=True)
     keys, bus_file = folder / "keys", folder / "nats.json"
-    members = [f"127.0.0.1:{free_port()}" for _ in range(servers)]
-    named = ["--cluster", ",".join(members)] if servers > 1 else ["--listen", members[0]]
+    members = [f"127.0.0.1:{free_port()}" for _ in range(count)]
+    named = ["--cluster", ",".join(members)] if count > 1 else ["--listen", members[0]]
     _everstep(
         *("bus", "setup", "--keys", str(keys), "--write", str(bus_file)),
         *("--store", str(folder / "store"), "--tls", str(certificates(folder / "tls")), *named),
@@ -33,21 +64,31 @@ def running(folder: Path, servers: int, job: str) -> Iterator[Path]:
     bus = {
         "EVERSTEP_BUS__URL": ",".join(f"tls://{member}" for member in members),
         "EVERSTEP_BUS__CA_FILE": str(folder / "tls" / "ca.pem"),
-        "EVERSTEP_BUS__REPLICAS": str(servers),
+        "EVERSTEP_BUS__REPLICAS": str(count),
     }
-    admin = {**bus, "EVERSTEP_BUS__CREDENTIALS_FILE": str(keys / "admin.creds")}
     with ExitStack() as stack:
-        for config in sorted(folder.glob("nats*.json")):
-            _start(stack, config.with_suffix(".log"), [find_program(), "-c", str(config)], {})
-        _until(lambda: _everstep("bus", "init", "--replicas", str(servers), **admin), "streams")
-        service = {**bus, "EVERSTEP_BUS__CREDENTIALS_FILE": str(keys / "service.creds")}
+        servers = Servers(keys, bus, sorted(folder.glob("nats*.json")), stack)
+        servers.start()
+        admin = servers.login("admin")
+        _until(lambda: _everstep("bus", "init", "--replicas", str(count), **admin), "streams")
+        yield servers
+
+
+@contextmanager
+def running(folder: Path, servers: int, job: str) -> Iterator[Path]:
+    """Yield the settings of a node of the job; all of it ends with the context."""
+    with servers_alone(folder, servers) as bus, ExitStack() as stack:
         for name in SERVICES:
-            _serve(stack, folder, name, service)
+            _serve(stack, folder, name, bus.login("service"))
         login = folder / f"{job}.creds"
-        _everstep("bus", "login", job, "--keys", str(keys), "--out", str(login), **admin)
+        words = ("bus", "login", job, "--keys", str(bus.keys), "--out", str(login))
+        _everstep(*words, **bus.login("admin"))
         settings = folder / "everstep.toml"
-        lines = {"url": bus["EVERSTEP_BUS__URL"], "ca_file": bus["EVERSTEP_BUS__CA_FILE"]}
-        lines["credentials_file"] = str(login)
+        lines = {
+            "url": bus.environ["EVERSTEP_BUS__URL"],
+            "ca_file": bus.environ["EVERSTEP_BUS__CA_FILE"],
+            "credentials_file": str(login),
+        }
         settings.write_text(
             "[bus]\n" + "".join(f'{name} = "{value}"\n' for name, value in lines.items())
         )
@@ -70,13 +111,16 @@ def _serve(stack: ExitStack, folder: Path, name: str, bus: Mapping[str, str]) ->
     _until(lambda: urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz").close(), name)
 
 
-def _start(stack: ExitStack, log: Path, command: list[str], environ: Mapping[str, str]) -> None:
+def _start(
+    stack: ExitStack, log: Path, command: list[str], environ: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     file = stack.enter_context(log.open("ab"))
     process = subprocess.Popen(
         command, env={**os.environ, **environ}, stdin=subprocess.DEVNULL, stdout=file, stderr=file
     )
     stack.callback(process.wait)
     stack.callback(process.kill)
+    return process
 
 
 def _everstep(*words: str, **environ: str) -> None:
