@@ -23,15 +23,7 @@ from everstep.messages.base import RoundFact
 from everstep.store.projected.changes import Changes, LoggedFact
 from everstep.store.projected.jobs import JOBS, ROUNDS
 from everstep.subjects import CLUSTER
-from everstep_services.history.projections import (
-    checkpoints,
-    incidents,
-    jobs,
-    nodes,
-    ranks,
-    rounds,
-    stragglers,
-)
+from everstep_services.history.projections import checkpoints, incidents, jobs, nodes, ranks
 from everstep_services.history.projections.common import Projection
 
 _Counts = list[int]
@@ -39,12 +31,10 @@ _Counts = list[int]
 
 PROJECTIONS: Mapping[type[Fact], Projection] = {
     **jobs.PROJECTIONS,
-    **rounds.PROJECTIONS,
     **ranks.PROJECTIONS,
     **nodes.PROJECTIONS,
     **incidents.PROJECTIONS,
     **checkpoints.PROJECTIONS,
-    **stragglers.PROJECTIONS,
 }
 """Kinds that change a table of their own; every other fact only counts for its job and round."""
 

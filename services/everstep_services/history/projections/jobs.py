@@ -1,4 +1,4 @@
-"""Projects jobs and their allocations."""
+"""Projects jobs, their allocations and their rounds."""
 
 from collections.abc import Mapping
 
@@ -8,94 +8,101 @@ from everstep.messages import (
     Fact,
     JobChanged,
     JobEnded,
-    JobSpec,
     JobStarted,
+    RoundEnded,
+    RoundFormed,
+    RoundStarted,
+    RoundWaiting,
 )
-from everstep.store.projected.changes import Changes, LoggedFact, compact
-from everstep.store.projected.jobs import ALLOCATIONS, JOBS
+from everstep.store.projected.changes import Changes, LoggedFact
+from everstep.store.projected.jobs import (
+    ALLOCATIONS,
+    ENDED,
+    FORMED,
+    JOBS,
+    MEMBERS,
+    PHASES_A_ROUND,
+    ROUNDS,
+    STARTED,
+    WAITING,
+)
 from everstep.store.times import to_us
-from everstep_services.history.projections.common import Projection
+from everstep_services.history.projections.common import Projection, fields_of
 
 
-def _job_started(changes: Changes, _one: LoggedFact, fact: JobStarted) -> None:
+def _job_started(changes: Changes, entry: LoggedFact, fact: JobStarted) -> None:
     # 0: a `job_changed` wins, however late the start is recorded.
-    _spec(changes, fact.job, 0, fact.spec)
-    changes.merge(
-        JOBS,
-        (fact.job,),
-        started_us=to_us(fact.at),
-        user=fact.user or None,
-        version=fact.version or None,
-    )
+    spec = fields_of(entry, JOBS, "spec_n", "", fact.spec, spec_n=0)
+    by, version, started_us = fact.user or None, fact.version or None, to_us(fact.at)
+    changes.merge(JOBS, (fact.job,), **spec, started_us=started_us, user=by, version=version)
 
 
 def _job_changed(changes: Changes, entry: LoggedFact, fact: JobChanged) -> None:
-    _spec(changes, fact.job, entry.n, fact.spec)
+    changes.merge(JOBS, (fact.job,), **fields_of(entry, JOBS, "spec_n", "", fact.spec))
 
 
-def _spec(changes: Changes, job: str, n: int, spec: JobSpec) -> None:
-    changes.merge(
-        JOBS,
-        (job,),
-        spec_n=n,
-        name=spec.name,
-        labels=compact(dict(spec.labels)),
-        command=compact(spec.command),
-        config_fingerprint=spec.config_fingerprint,
-        nodes_min=spec.nodes_min,
-        nodes_max=spec.nodes_max,
-        ranks_per_node=spec.ranks_per_node,
-        spares=spec.spares,
-        max_restarts=spec.max_restarts,
-        max_restarts_per_hour=spec.max_restarts_per_hour,
-        no_progress_limit=spec.no_progress_limit,
-    )
-
-
-def _job_ended(changes: Changes, _one: LoggedFact, fact: JobEnded) -> None:
-    changes.merge(
-        JOBS,
-        (fact.job,),
-        ended_fact=fact.id,
-        ended_us=to_us(fact.at),
-        end_state=fact.state,
-        end_reason=fact.reason,
-        end_incident=fact.incident,
-        exit_code=fact.exit_code,
-        last_step=fact.last_step,
-    )
+def _job_ended(changes: Changes, entry: LoggedFact, fact: JobEnded) -> None:
+    values = fields_of(entry, JOBS, "ended_fact", "end_")
+    changes.merge(JOBS, (fact.job,), **values, last_step=fact.last_step)
 
 
 def _allocation_started(changes: Changes, entry: LoggedFact, fact: AllocationStarted) -> None:
     changes.merge(JOBS, (fact.job,), live_allocations=1, begun_fact=fact.id)
-    changes.merge(
-        ALLOCATIONS,
-        (fact.job, fact.allocation),
-        first_n=entry.n,
-        started_fact=fact.id,
-        started_us=to_us(fact.at),
-        scheduler=fact.scheduler,
-        scheduler_job=fact.scheduler_job or None,
-        attempt=fact.attempt,
-        nodes_promised=len(fact.nodes) or None,
-        time_limit_s=fact.time_limit_s,
-        grace_s=fact.grace_s,
-    )
+    promised = len(fact.nodes) or None
+    values = fields_of(entry, ALLOCATIONS, "started_fact", nodes_promised=promised)
+    changes.merge(ALLOCATIONS, (fact.job, fact.allocation), **values, first_n=entry.n)
 
 
 def _allocation_ended(changes: Changes, entry: LoggedFact, fact: AllocationEnded) -> None:
     changes.merge(JOBS, (fact.job,), live_allocations=-1)
-    changes.merge(
-        ALLOCATIONS,
-        (fact.job, fact.allocation),
-        first_n=entry.n,
-        ended_fact=fact.id,
-        ended_us=to_us(fact.at),
-        end_state=fact.state,
-        end_reason=fact.reason,
-        exit_code=fact.exit_code,
-        lasted_s=fact.lasted_s,
+    values = fields_of(entry, ALLOCATIONS, "ended_fact", "end_")
+    changes.merge(ALLOCATIONS, (fact.job, fact.allocation), **values, first_n=entry.n)
+
+
+def _round_waiting(changes: Changes, entry: LoggedFact, fact: RoundWaiting) -> None:
+    _phase(changes, fact, WAITING)
+    joined, needed = fact.joined, fact.needed
+    values = fields_of(entry, ROUNDS, "waiting_n", nodes_waiting=joined, nodes_needed=needed)
+    changes.merge(ROUNDS, (fact.job, fact.round), **values)
+
+
+def _round_formed(changes: Changes, entry: LoggedFact, fact: RoundFormed) -> None:
+    _phase(changes, fact, FORMED)
+    changes.merge(JOBS, (fact.job,), rounds=1, restarts=fact.restarts, world_size=fact.world_size)
+    changes.merge(ALLOCATIONS, (fact.job, fact.allocation), first_n=entry.n, rounds=1)
+    values = fields_of(
+        entry,
+        ROUNDS,
+        "formed_fact",
+        nodes=len(fact.members),
+        spares=len(fact.spares),
+        replaced=len(fact.replaced),
+        recovers_incident=fact.incident,
     )
+    changes.merge(ROUNDS, (fact.job, fact.round), **values)
+    for member in fact.members:
+        values = fields_of(entry, MEMBERS, "formed_fact", "", member)
+        changes.merge(MEMBERS, (fact.job, fact.round, member.slot), **values)
+
+
+def _round_started(changes: Changes, entry: LoggedFact, fact: RoundStarted) -> None:
+    _phase(changes, fact, STARTED)
+    changes.merge(ROUNDS, (fact.job, fact.round), **fields_of(entry, ROUNDS, "started_fact"))
+
+
+def _round_ended(changes: Changes, entry: LoggedFact, fact: RoundEnded) -> None:
+    _phase(changes, fact, ENDED)
+    changes.merge(JOBS, (fact.job,), last_step=fact.last_step)
+    values = fields_of(entry, ROUNDS, "ended_fact", "end_")
+    steps = {"first_step": fact.first_step, "last_step": fact.last_step}
+    changes.merge(ROUNDS, (fact.job, fact.round), **values, **steps)
+
+
+def _phase(changes: Changes, fact: Fact, phase: int) -> None:
+    assert fact.round is not None
+    order = fact.round * PHASES_A_ROUND + phase
+    changes.merge(JOBS, (fact.job,), phase_order=order)
+    changes.merge(ROUNDS, (fact.job, fact.round), phase_order=phase)
 
 
 PROJECTIONS: Mapping[type[Fact], Projection] = {
@@ -104,4 +111,8 @@ PROJECTIONS: Mapping[type[Fact], Projection] = {
     JobEnded: _job_ended,
     AllocationStarted: _allocation_started,
     AllocationEnded: _allocation_ended,
+    RoundWaiting: _round_waiting,
+    RoundFormed: _round_formed,
+    RoundStarted: _round_started,
+    RoundEnded: _round_ended,
 }

@@ -19,47 +19,28 @@ from everstep.messages import (
     StallLocated,
     WatchChanged,
 )
-from everstep.store.projected.changes import Changes, LoggedFact, Value, compact
+from everstep.store.projected.changes import Changes, LoggedFact, Value
 from everstep.store.projected.jobs import ALLOCATIONS, JOBS
-from everstep.store.projected.nodes import LIMITS, LOCATED, NODE_CHECKS, WATCHES
+from everstep.store.projected.nodes import LIMITS, LOCATED, NODE_CHECKS, NODES, WATCHES
 from everstep.store.times import to_us
 from everstep.subjects import CLUSTER
-from everstep_services.history.projections.common import Projection, parts, update_node
+from everstep_services.history.projections.common import (
+    Projection,
+    copied,
+    fields_of,
+    json_text,
+    update_node,
+)
 
 
 def _node_joined(changes: Changes, entry: LoggedFact, fact: NodeJoined) -> None:
     changes.merge(ALLOCATIONS, (fact.job, fact.allocation), first_n=entry.n, nodes_joined=1)
-    update_node(
-        changes,
-        entry,
-        fact.node,
-        **_state("joined", entry, None),
-        joined_n=entry.n,
-        job=fact.job,
-        allocation=fact.allocation,
-        joined_us=to_us(fact.at),
-        address=fact.address,
-        ranks=fact.ranks,
-        failure_domain=fact.failure_domain or None,
-        topology=compact(fact.topology),
-        device=fact.device or None,
-        version=fact.version or None,
-        nvlink_domain=fact.nvlink_domain or None,
-        joins=1,
-    )
+    values = fields_of(entry, NODES, "joined_n")
+    update_node(changes, entry, fact.node, **_state("joined", entry, None), **values, joins=1)
 
 
 def _node_refused(changes: Changes, entry: LoggedFact, fact: NodeRefused) -> None:
-    update_node(
-        changes,
-        entry,
-        fact.node,
-        refusals=1,
-        refused_n=entry.n,
-        refused_us=to_us(fact.at),
-        refused_cause=fact.cause,
-        refused_reason=fact.reason,
-    )
+    update_node(changes, entry, fact.node, **fields_of(entry, NODES, "refused_n"), refusals=1)
 
 
 def _node_left(changes: Changes, entry: LoggedFact, fact: NodeLeft) -> None:
@@ -77,39 +58,19 @@ def _node_returned(changes: Changes, entry: LoggedFact, fact: NodeReturned) -> N
 
 
 def _node_suspected(changes: Changes, entry: LoggedFact, fact: NodeSuspected) -> None:
-    update_node(
-        changes,
-        entry,
-        fact.node,
-        suspicion_n=entry.n,
-        is_suspect=True,
-        suspect_us=to_us(fact.at),
-        suspect_cause=fact.cause,
-        suspect_reason=fact.reason,
-        suspect_class=fact.failure_class or None,
-        strikes=fact.strikes,
-        strikes_limit=fact.strikes_limit,
-        suspicions=1,
-    )
+    kind = fact.failure_class or None
+    values = _suspicion(entry, is_suspect=True, suspect_class=kind)
+    update_node(changes, entry, fact.node, **values, suspicions=1)
 
 
 def _node_cleared(changes: Changes, entry: LoggedFact, fact: NodeCleared) -> None:
-    update_node(
-        changes,
-        entry,
-        fact.node,
-        suspicion_n=entry.n,
-        is_suspect=False,
-        suspect_us=to_us(fact.at),
-        suspect_cause=None,
-        suspect_reason=fact.reason,
-        suspect_class=None,
-        strikes=None,
-        strikes_limit=None,
-        spared_n=entry.n,
-        spared_us=None,
-        spared_reason=None,
-    )
+    values = _suspicion(entry, is_suspect=False, suspect_class=None)
+    spared: dict[str, Value] = {"spared_n": entry.n, "spared_us": None, "spared_reason": None}
+    update_node(changes, entry, fact.node, **values, **spared)
+
+
+def _suspicion(entry: LoggedFact, **others: Value) -> dict[str, Value]:
+    return fields_of(entry, NODES, "suspicion_n", "suspect_", **others)
 
 
 def _node_checked(changes: Changes, entry: LoggedFact, fact: NodeCheckFinished) -> None:
@@ -118,124 +79,47 @@ def _node_checked(changes: Changes, entry: LoggedFact, fact: NodeCheckFinished) 
     vague = {result.check for result in fact.results if result.state == "unknown"}
     is_clear = fact.occasion == "probe" or not vague.issuperset(fact.checks or ("",))
     is_healthy = fact.is_healthy if is_clear else None
-    update_node(
-        changes,
-        entry,
-        fact.node,
-        health_n=entry.n,
-        is_healthy=is_healthy,
-        health_us=to_us(fact.at),
-        health_reason=reasons or None,
+    health = fields_of(
+        entry, NODES, "health_n", is_healthy=is_healthy, health_reason=reasons or None
     )
-    changes.merge(
-        NODE_CHECKS,
-        (entry.n,),
-        id=fact.id,
-        node=fact.node,
-        job=fact.job,
-        at_us=to_us(fact.at),
-        occasion=fact.occasion,
-        is_healthy=is_healthy,
-        took_s=fact.took_s,
-        checks=compact(fact.checks),
-        results=parts(fact.results),
-        policy=fact.policy or None,
-        failures=fact.failures if fact.policy else None,
-        is_acted_on=fact.is_acted_on if fact.policy else None,
-    )
+    update_node(changes, entry, fact.node, **health)
+    values = fields_of(entry, NODE_CHECKS, is_healthy=is_healthy)
+    if not fact.policy:
+        values.update(failures=None, is_acted_on=None)
+    changes.merge(NODE_CHECKS, (entry.n,), **values)
 
 
 def _node_excluded(changes: Changes, entry: LoggedFact, fact: NodeExcluded) -> None:
     if fact.mode == "observe":  # it was only recorded
-        update_node(
-            changes,
-            entry,
-            fact.node,
-            spared_n=entry.n,
-            spared_us=to_us(fact.at),
-            spared_reason=fact.reason,
-        )
+        update_node(changes, entry, fact.node, **fields_of(entry, NODES, "spared_n"))
         return
     until_us = None if fact.ttl_s is None else to_us(fact.at) + int(fact.ttl_s * 1e6)
-    _exclusion(changes, entry, fact, is_excluded=True, until_us=until_us)
+    _exclusion(changes, entry, fact, is_excluded=True, excluded_until_us=until_us)
 
 
 def _node_included(changes: Changes, entry: LoggedFact, fact: NodeIncluded) -> None:
-    _exclusion(changes, entry, fact, is_excluded=False, until_us=None)
+    _exclusion(changes, entry, fact, is_excluded=False, excluded_until_us=None)
 
 
 def _exclusion(
-    changes: Changes,
-    entry: LoggedFact,
-    fact: NodeExcluded | NodeIncluded,
-    *,
-    is_excluded: bool,
-    until_us: int | None,
+    changes: Changes, entry: LoggedFact, fact: NodeExcluded | NodeIncluded, **others: Value
 ) -> None:
-    update_node(
-        changes,
-        entry,
-        fact.node,
-        exclusion_n=entry.n,
-        is_excluded=is_excluded,
-        excluded_us=to_us(fact.at),
-        excluded_until_us=until_us,
-        excluded_by=fact.by,
-        excluded_reason=fact.reason,
-    )
+    values = fields_of(entry, NODES, "exclusion_n", "excluded_", **others)
+    update_node(changes, entry, fact.node, **values)
 
 
 def _state(state: NodePresence, entry: LoggedFact, reason: str | None) -> dict[str, Value]:
-    at_us = to_us(entry.fact.at)
-    return {"state_n": entry.n, "state": state, "state_us": at_us, "state_reason": reason}
-
-
-def _watch_changed(changes: Changes, entry: LoggedFact, fact: WatchChanged) -> None:
-    changes.merge(
-        WATCHES,
-        (fact.job, fact.node),
-        watch_n=entry.n,
-        watch_state=fact.state,
-        watch_reason=fact.reason,
-        watch_us=to_us(fact.at),
-        until_s=fact.until_s,
-        sections=compact(fact.sections),
-    )
-
-
-def _limits_learned(changes: Changes, entry: LoggedFact, fact: LimitsLearned) -> None:
-    changes.merge(
-        LIMITS,
-        (fact.job,),
-        limits_n=entry.n,
-        limits=parts(fact.limits),
-        limits_reason=fact.reason,
-        limits_us=to_us(fact.at),
-        limits_revision=fact.revision,
-    )
+    return fields_of(entry, NODES, "state_n", state=state, state_reason=reason)
 
 
 def _stall_located(changes: Changes, entry: LoggedFact, fact: StallLocated) -> None:
-    changes.merge(
-        LOCATED,
-        (fact.id,),
-        n=entry.n,
-        job=fact.job,
-        round=fact.round,
-        at_us=to_us(fact.at),
-        first_ranks=compact(fact.first_ranks),
-        first_nodes=compact(fact.nodes),
-        waiting_ranks=fact.waiting_ranks,
-        section=fact.section,
-        lead_s=fact.lead_s,
-        is_certain=fact.is_certain,
-        reason=fact.reason,
-    )
+    values = fields_of(entry, LOCATED, first_nodes=json_text(fact.nodes))
+    changes.merge(LOCATED, (fact.id,), **values)
 
 
 PROJECTIONS: Mapping[type[Fact], Projection] = {
-    WatchChanged: _watch_changed,
-    LimitsLearned: _limits_learned,
+    WatchChanged: copied(WATCHES, "watch_n"),
+    LimitsLearned: copied(LIMITS, "limits_n"),
     StallLocated: _stall_located,
     NodeJoined: _node_joined,
     NodeRefused: _node_refused,

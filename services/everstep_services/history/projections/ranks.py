@@ -1,4 +1,4 @@
-"""Projects ranks and their progress."""
+"""Projects ranks: their progress, their ends, and those that stalled or were slow."""
 
 from collections.abc import Mapping
 
@@ -11,12 +11,23 @@ from everstep.messages import (
     RanksStopped,
     RankStalled,
     RankStarted,
+    StepTimeShifted,
+    StragglerActed,
+    StragglerCleared,
+    StragglerFound,
 )
-from everstep.store.projected.changes import Changes, LoggedFact, compact
+from everstep.store.projected.changes import Changes, LoggedFact
 from everstep.store.projected.jobs import EXITS, JOBS, MEMBERS, ROUNDS
 from everstep.store.projected.nodes import STALLS
+from everstep.store.projected.stragglers import ACTIONS, STEP_SHIFTS, STRAGGLERS
 from everstep.store.times import to_us
-from everstep_services.history.projections.common import Projection, blob_text, update_node
+from everstep_services.history.projections.common import (
+    Projection,
+    copied,
+    fields_of,
+    json_text,
+    update_node,
+)
 
 FAILURES = frozenset({"error", "signal", "out_of_memory", "no_device"})
 """How a rank fails. A word from a later release does not count as a failure."""
@@ -24,7 +35,7 @@ _TRACEBACK = 8000
 """How much of a traceback's end is in the table; the log has all of it."""
 
 
-def _rank_started(changes: Changes, _one: LoggedFact, fact: RankStarted) -> None:
+def _rank_started(changes: Changes, _entry: LoggedFact, fact: RankStarted) -> None:
     changes.merge(ROUNDS, (fact.job, fact.round), ranks_started=1)
 
 
@@ -36,31 +47,8 @@ def _rank_exited(changes: Changes, entry: LoggedFact, fact: RankExited) -> None:
         ROUNDS, (fact.job, fact.round), ranks_exited=1, ranks_failed=failed, last_step=fact.step
     )
     update_node(changes, entry, fact.node, ranks_failed=failed)
-    changes.merge(
-        EXITS,
-        (entry.n,),
-        id=fact.id,
-        job=fact.job,
-        round=fact.round,
-        rank=fact.rank,
-        local_rank=fact.local_rank,
-        node=fact.node,
-        slot=fact.slot,
-        at_us=to_us(fact.at),
-        how=fact.how,
-        is_failure=is_failure,
-        exit_code=fact.exit_code,
-        signal=fact.signal,
-        **_error(fact.error),
-        first_error=fact.first_error or None,
-        log=blob_text(fact.log),
-        pid=fact.pid,
-        core_dumped=fact.core_dumped,
-        lasted_s=fact.lasted_s,
-        step=fact.step,
-        section=fact.section,
-        incident=fact.incident,
-    )
+    values = fields_of(entry, EXITS, is_failure=is_failure, **_error(fact.error))
+    changes.merge(EXITS, (entry.n,), **values)
 
 
 def _error(error: ErrorRecord | None) -> dict[str, str | None]:
@@ -74,7 +62,7 @@ def _error(error: ErrorRecord | None) -> dict[str, str | None]:
         "error_name": error.name,
         "error_text": error.text,
         "error_place": error.place or None,
-        "error_chain": compact(error.chain) if error.chain else None,
+        "error_chain": json_text(error.chain or None),
         "traceback": traceback or None,
     }
 
@@ -83,29 +71,10 @@ def _rank_stalled(changes: Changes, entry: LoggedFact, fact: RankStalled) -> Non
     changes.merge(JOBS, (fact.job,), stalls=1, last_step=fact.step)
     changes.merge(ROUNDS, (fact.job, fact.round), stalls=1, last_step=fact.step)
     update_node(changes, entry, fact.node, stalls=1)
-    changes.merge(
-        STALLS,
-        (fact.id,),
-        n=entry.n,
-        job=fact.job,
-        round=fact.round,
-        rank=fact.rank,
-        node=fact.node,
-        at_us=to_us(fact.at),
-        phase=fact.phase,
-        section=fact.section,
-        step=fact.step,
-        shown_by=fact.signal,
-        blocked_in=fact.blocked_in or None,
-        process_state=fact.process_state or None,
-        waited_s=fact.waited_s,
-        limit_s=fact.limit_s,
-        limit_source=fact.limit_source,
-        is_fatal=fact.is_fatal,
-    )
+    changes.merge(STALLS, (fact.id,), **fields_of(entry, STALLS, shown_by=fact.signal))
 
 
-def _rank_recovered(changes: Changes, _one: LoggedFact, fact: RankRecovered) -> None:
+def _rank_recovered(changes: Changes, _entry: LoggedFact, fact: RankRecovered) -> None:
     changes.merge(
         STALLS,
         (fact.stall,),
@@ -118,22 +87,12 @@ def _rank_recovered(changes: Changes, _one: LoggedFact, fact: RankRecovered) -> 
     )
 
 
-def _ranks_stopped(changes: Changes, _one: LoggedFact, fact: RanksStopped) -> None:
+def _ranks_stopped(changes: Changes, entry: LoggedFact, fact: RanksStopped) -> None:
     stopped, killed = len(fact.ranks), len(fact.killed)
     changes.merge(ROUNDS, (fact.job, fact.round), ranks_stopped=stopped, ranks_killed=killed)
-    changes.merge(
-        MEMBERS,
-        (fact.job, fact.round, fact.slot),
-        stopped_fact=fact.id,
-        stopped_us=to_us(fact.at),
-        stopped_ranks=compact(fact.ranks),
-        killed_ranks=compact(fact.killed),
-        stop_s=fact.stop_s,
-        evidence_s=fact.evidence_s,
-        device_wait_s=fact.device_wait_s,
-        device_held_bytes=fact.device_held_bytes,
-        ranks_killed=killed,
-    )
+    killed_ranks = json_text(fact.killed)
+    values = fields_of(entry, MEMBERS, "stopped_fact", killed_ranks=killed_ranks)
+    changes.merge(MEMBERS, (fact.job, fact.round, fact.slot), **values, ranks_killed=killed)
 
 
 def _progress_made(changes: Changes, entry: LoggedFact, fact: ProgressMade) -> None:
@@ -156,6 +115,23 @@ def _progress_made(changes: Changes, entry: LoggedFact, fact: ProgressMade) -> N
     )
 
 
+def _slow_found(changes: Changes, entry: LoggedFact, fact: StragglerFound) -> None:
+    values = fields_of(entry, STRAGGLERS, found_us=to_us(fact.at))
+    changes.merge(STRAGGLERS, (fact.id,), **values)
+
+
+def _slow_cleared(changes: Changes, entry: LoggedFact, fact: StragglerCleared) -> None:
+    changes.merge(STRAGGLERS, (fact.finding,), **fields_of(entry, STRAGGLERS, "cleared_fact"))
+
+
+def _acted(changes: Changes, entry: LoggedFact, fact: StragglerActed) -> None:
+    values = fields_of(entry, STRAGGLERS, "acted_fact", "action_")
+    changes.merge(STRAGGLERS, (fact.finding,), **values)
+    if fact.action in ACTIONS:
+        values = fields_of(entry, STRAGGLERS, f"{fact.action}_fact")
+        changes.merge(STRAGGLERS, (fact.finding,), **values)
+
+
 PROJECTIONS: Mapping[type[Fact], Projection] = {
     RankStarted: _rank_started,
     RankExited: _rank_exited,
@@ -163,4 +139,8 @@ PROJECTIONS: Mapping[type[Fact], Projection] = {
     RankRecovered: _rank_recovered,
     RanksStopped: _ranks_stopped,
     ProgressMade: _progress_made,
+    StragglerFound: _slow_found,
+    StragglerCleared: _slow_cleared,
+    StragglerActed: _acted,
+    StepTimeShifted: copied(STEP_SHIFTS),
 }
