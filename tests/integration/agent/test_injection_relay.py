@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 from everstep_services.agent.injection import agent_faults
-from everstep_services.agent.injection.agent_faults import AgentFaults
-from everstep_services.agent.injection.relay import (
+from everstep_services.agent.injection.agent_faults import (
+    AgentFaults,
     Relay,
     opened_relay,
     servers_of,

@@ -21,7 +21,7 @@ from everstep.messages import (
     Message,
     ReadEvidence,
 )
-from everstep_services.attribution.evidence_reader import EvidenceReader
+from everstep_services.attribution.answers import EvidenceReader
 from tests.integration.conftest import Api
 from tests.unit.attribution.evidence import ALL_REDUCE, STEP, recorders, stack
 from tests.unit.history.facts import make

@@ -8,8 +8,8 @@ from everstep.bus.requests import RefusalError
 from everstep.evidence.archive import ArchiveMember, pack
 from everstep.messages import BlobRef, EvidencePiece, ReadEvidence
 from everstep.messages.codec import encode
-from everstep_services.attribution import evidence_reader
-from everstep_services.attribution.evidence_reader import EvidenceReader
+from everstep_services.attribution import answers
+from everstep_services.attribution.answers import EvidenceReader
 from tests.fakes.bus import MemoryBlobs, MemoryBus, MemoryServer
 
 
@@ -75,11 +75,11 @@ async def test_what_does_not_come_in_time_is_said(monkeypatch: pytest.MonkeyPatc
         raise AssertionError(ref)
 
     monkeypatch.setattr(MemoryBlobs, "get", never)
-    monkeypatch.setattr(evidence_reader, "_FETCH_S", 0.01)
+    monkeypatch.setattr(answers, "_FETCH_S", 0.01)
     with pytest.raises(RefusalError, match="stacks of n1: the bus did not bring it in time"):
         await EvidenceReader(bus).stacks(wanted)
-    monkeypatch.setattr(evidence_reader, "_FETCH_S", 60.0)
-    monkeypatch.setattr(evidence_reader, "_FETCH_ALL_S", 0.01)
+    monkeypatch.setattr(answers, "_FETCH_S", 60.0)
+    monkeypatch.setattr(answers, "_FETCH_ALL_S", 0.01)
     with pytest.raises(RefusalError, match=r"not all came within 0\.01 s"):
         await EvidenceReader(bus).stacks(wanted)
 

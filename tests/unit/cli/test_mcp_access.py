@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect
 
 from everstep_services.cli.api.client import ApiRefusalError
 from everstep_services.cli.errors import CliError, Exit
-from everstep_services.cli.mcp_server.http_access import HttpAccess
+from everstep_services.cli.mcp_server.start import HttpAccess
 from tests.fakes.clock import FakeClock
 
 HOST = "127.0.0.1:7077"

@@ -2,9 +2,9 @@
 
 import pytest
 
+from everstep_services.history.api.dto.answer import culprit_sentence, names_others
 from everstep_services.history.api.dto.incidents import headlines
 from everstep_services.history.api.dto.jobs import shown_round
-from everstep_services.history.headline import culprit_sentence, names_others
 
 WHO = [
     ((1,), (), 0, "n1", True),  # a victim reported first

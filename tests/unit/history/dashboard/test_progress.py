@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from everstep_services.history.dashboard.progress import eta, reported_values, step_times
+from everstep_services.history.dashboard.pages.jobs import eta, reported_values, step_times
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
