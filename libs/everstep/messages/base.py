@@ -53,6 +53,12 @@ def earlier(at: Time, seconds: float) -> Time:
     return at - timedelta(seconds=seconds)
 
 
+def shared(kind: type[msgspec.Struct], source: object) -> dict[str, Any]:
+    """The fields of a kind of message or part that the source has under the same names."""
+    names = kind.__struct_fields__
+    return {name: getattr(source, name) for name in names if hasattr(source, name)}
+
+
 class _Bounded(msgspec.Struct, frozen=True):
     """Its fields have bounds, which msgspec checks when it decodes."""
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -22,13 +22,14 @@ from everstep.messages import (
     StacksRead,
     Suspicion,
 )
+from everstep.messages.base import shared
 from everstep.messages.codec import encode
 from everstep.verdict_causes import VERDICT_CAUSES
-from everstep_services.attribution.flight_recorder.report import Fault, MeetingState
+from everstep_services.attribution.flight_recorder.report import Fault, MeetingState, Suspect
 from everstep_services.attribution.incident import Incident
 from everstep_services.attribution.readings import Piece, flight_report, stack_report
 from everstep_services.attribution.service import Attribution
-from everstep_services.attribution.stack_analysis.report import StackGroup, words
+from everstep_services.attribution.stack_analysis.report import StackGroup, StackSuspect, words
 
 _CONTENT_BYTES = 256 << 20
 """The most bytes of all pieces of one question together."""
@@ -60,15 +61,13 @@ class EvidenceReader:
         report, missing = await self._read(asked, flight_report)
         if report is None or not report.dumps:
             raise _unreadable("flight recorder", missing, () if report is None else report.notes)
+        lists = {
+            "faults": tuple(_fault(fault) for fault in report.faults[:_FAULTS_MOST]),
+            "notes": (*missing, *report.notes)[:_NOTES_MOST],
+        }
         answer = CollectivesRead(
-            verdict=report.verdict,
-            summary=report.summary,
-            ranks=report.ranks,
-            dumps=report.dumps,
-            faults=tuple(_fault(fault) for fault in report.faults[:_FAULTS_MOST]),
+            **{**shared(CollectivesRead, report), **lists},
             collectives=tuple(_collective(meeting) for meeting in report.meetings),
-            without_dump=report.without_dump,
-            notes=(*missing, *report.notes)[:_NOTES_MOST],
             is_cut=len(report.faults) > _FAULTS_MOST,
         )
         return _fitting(answer, "faults", "collectives")
@@ -79,19 +78,13 @@ class EvidenceReader:
         if report is None or not report.ranks:
             raise _unreadable("stack", missing, () if report is None else report.notes)
         groups = (*report.groups, *report.others)
+        lists = {
+            "suspects": _suspicions(report.suspects),
+            "notes": (*missing, *report.notes)[:_NOTES_MOST],
+        }
         answer = StacksRead(
-            verdict=report.verdict,
-            summary=report.summary,
-            confidence=report.confidence,
-            ranks=report.ranks,
-            suspects=tuple(
-                Suspicion(rank=suspect.rank, reason=suspect.reason)
-                for suspect in report.suspects[:_SUSPECTS_MOST]
-            ),
-            waiting=report.waiting,
+            **{**shared(StacksRead, report), **lists},
             stacks=tuple(_stack(group) for group in groups[:_STACKS_MOST]),
-            missing=report.missing,
-            notes=(*missing, *report.notes)[:_NOTES_MOST],
             is_cut=len(groups) > _STACKS_MOST,
         )
         return _fitting(answer, "stacks")
@@ -141,31 +134,19 @@ def _unreadable(kind: str, missing: Sequence[str], notes: Sequence[str]) -> Refu
 
 
 def _fault(fault: Fault) -> CollectiveFault:
-    return CollectiveFault(
-        kind=fault.kind,
-        summary=fault.summary,
-        confidence=fault.confidence,
-        suspects=tuple(
-            Suspicion(rank=suspect.rank, reason=suspect.reason)
-            for suspect in fault.suspects[:_SUSPECTS_MOST]
-        ),
-        waiting=fault.waiting,
+    fields = shared(CollectiveFault, fault)
+    return CollectiveFault(**{**fields, "suspects": _suspicions(fault.suspects)})
+
+
+def _suspicions(suspects: Sequence[Suspect | StackSuspect]) -> tuple[Suspicion, ...]:
+    return tuple(
+        Suspicion(rank=suspect.rank, reason=suspect.reason) for suspect in suspects[:_SUSPECTS_MOST]
     )
 
 
 def _collective(meeting: MeetingState) -> OpenCollective:
-    return OpenCollective(
-        group=meeting.group,
-        sequence=meeting.sequence,
-        operation=meeting.operation,
-        where=meeting.where,
-        age_s=meeting.age_s,
-        never_joined=meeting.ranks.get("never_joined", ()),
-        no_dump=meeting.ranks.get("no_dump", ()),
-        scheduled=meeting.ranks.get("scheduled", ()),
-        started=meeting.ranks.get("started", ()),
-        completed=meeting.ranks.get("completed", ()),
-    )
+    ranks: Any = meeting.ranks
+    return OpenCollective(**shared(OpenCollective, meeting), **ranks)
 
 
 def _stack(group: StackGroup) -> FoldedStack:

@@ -16,6 +16,7 @@ from everstep.messages import (
     RankStalled,
     Stall,
 )
+from everstep.messages.base import shared
 
 TEXT_MOST = 1024
 SHORT_MOST = 240
@@ -26,47 +27,23 @@ def rank_end(fact: RankExited, *, is_whole: bool) -> RankEnd:
     """The end of a rank; with its traceback if `is_whole`."""
     error = fact.error or ErrorRecord(name="", text="")
     most = TEXT_MOST if is_whole else SHORT_MOST
+    texts = {"first_error": fact.first_error[:most]}
     return RankEnd(
-        rank=fact.rank,
-        node=fact.node,
+        **{**shared(RankEnd, fact), **texts},
         fact=fact.id,
-        how=fact.how,
-        round=fact.round,
-        at=fact.at,
-        exit_code=fact.exit_code,
-        signal=fact.signal,
-        pid=fact.pid,
-        is_pid_of_host=fact.is_pid_of_host,
         error_name=error.name[:SHORT_MOST],
         error_text=error.text[:most],
         place=error.place[:SHORT_MOST],
         traceback=error.traceback[-_TRACEBACK_MOST:] if is_whole else "",
         chain=tuple(name[:SHORT_MOST] for name in error.chain[:8]),
         raised_at=error.at,
-        first_error=fact.first_error[:most],
-        step=fact.step,
-        section=fact.section,
-        core_dumped=fact.core_dumped,
     )
 
 
 def stall_of(fact: RankStalled) -> Stall:
     """A rank's stall."""
-    return Stall(
-        rank=fact.rank,
-        node=fact.node,
-        fact=fact.id,
-        round=fact.round,
-        phase=fact.phase,
-        waited_s=fact.waited_s,
-        limit_s=fact.limit_s,
-        section=fact.section,
-        step=fact.step,
-        signal=fact.signal,
-        blocked_in=fact.blocked_in[:SHORT_MOST],
-        process_state=fact.process_state[:8],
-        is_waiting_for_ranks=fact.is_waiting_for_ranks,
-    )
+    texts = {"blocked_in": fact.blocked_in[:SHORT_MOST], "process_state": fact.process_state[:8]}
+    return Stall(**{**shared(Stall, fact), **texts}, fact=fact.id)
 
 
 def node_sign(

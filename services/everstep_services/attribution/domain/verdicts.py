@@ -13,7 +13,7 @@ from everstep.messages import (
     VerdictCorrected,
     VerdictReached,
 )
-from everstep.messages.base import Time
+from everstep.messages.base import Time, shared
 from everstep_services.attribution.domain.claims import Claim, cause_of
 from everstep_services.attribution.domain.combiner import CaseJudgement, combine
 
@@ -137,6 +137,10 @@ def _told(verdict: VerdictReached) -> tuple[object, ...]:
 
 def _fact(case: Case, judged: CaseJudgement, now: VerdictContext) -> VerdictReached:
     took = max((now.wall - case.opened_at).total_seconds(), 0.0) if case.opened_at else 0.0
+    lists = {
+        "evidence": tuple(_item(claim, weight) for claim, weight in judged.evidence),
+        "missing": tuple(text[:_TEXT_MOST] for text in judged.missing[:_MISSING_MOST]),
+    }
     return VerdictReached(
         id=now.new_id(),
         job=case.job,
@@ -144,26 +148,12 @@ def _fact(case: Case, judged: CaseJudgement, now: VerdictContext) -> VerdictReac
         source=SOURCE,
         round=case.round,
         incident=case.incident,
-        cause=judged.cause,
-        kind=judged.kind,
-        confidence=judged.confidence,
-        reason=judged.reason,
+        **{**shared(VerdictReached, judged), **lists},
         culprit_ranks=judged.ranks,
         culprit_nodes=judged.nodes,
-        evidence=tuple(_item(claim, weight) for claim, weight in judged.evidence),
         alternatives=tuple(
-            Alternative(
-                cause=other.cause, confidence=other.confidence, reason=other.reason,
-                ranks=other.ranks, nodes=other.nodes,
-            )
-            for other in judged.others
+            Alternative(**shared(Alternative, other)) for other in judged.others
         ),
-        missing=tuple(text[:_TEXT_MOST] for text in judged.missing[:_MISSING_MOST]),
-        advice=judged.advice,
-        is_transient=judged.is_transient,
-        retry=judged.retry,
-        is_inconclusive=judged.is_inconclusive,
-        fingerprint=judged.fingerprint,
         analyzers=tuple(dict.fromkeys(claim.analyzer for claim, _ in judged.evidence)),
         revision=0 if case.verdict is None else case.verdict.revision + 1,
         took_s=round(took, 3),

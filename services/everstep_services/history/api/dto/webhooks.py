@@ -1,13 +1,13 @@
 """Notices of maintenance, as REST shows them."""
 
+from dataclasses import asdict
 from datetime import datetime
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from everstep.store.maintenance import MaintenanceNotice
-from everstep.store.times import from_us
-from everstep_services.history.api.dto.answer import Answer
+from everstep_services.history.api.dto.answer import Answer, present
 from everstep_services.history.api.http.parameters import TEXT
 
 
@@ -54,16 +54,4 @@ class MaintenanceCancelled(BaseModel):
 
 def shown(notice: MaintenanceNotice) -> MaintenanceOut:
     """A notice as REST shows it."""
-    return MaintenanceOut(
-        sender=notice.sender,
-        id=notice.id,
-        node=notice.node,
-        action=notice.action,
-        starts_at=from_us(notice.starts_us),
-        ends_at=None if notice.ends_us is None else from_us(notice.ends_us),
-        reason=notice.reason,
-        state=notice.state,
-        outcome=notice.outcome,
-        received_at=from_us(notice.received_us),
-        attempts=notice.attempts,
-    )
+    return MaintenanceOut(**present(asdict(notice)))

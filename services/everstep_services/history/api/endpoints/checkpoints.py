@@ -23,6 +23,7 @@ from everstep.messages import (
     LocateCheckpoint,
     kind_of,
 )
+from everstep.messages.base import shared
 from everstep.messages.codec import BadMessageError, decode
 from everstep.store import tables
 from everstep.store.queries import Record, SortOrder, first, is_begun, job_state, page
@@ -219,10 +220,7 @@ async def locate_checkpoint(
     return LocatedCheckpoints(
         job=job,
         places=[_shown(place) for place in reply.places],
-        rejected=[
-            RejectedOut(step=item.step, tier=item.tier, reason=item.reason, path=item.path)
-            for item in reply.rejected
-        ],
+        rejected=[RejectedOut(**msgspec.structs.asdict(item)) for item in reply.rejected],
     )
 
 
@@ -345,19 +343,8 @@ async def _on_record(context: Context, job: str, limit: int) -> list[Checkpoint]
 
 
 def _place(fact: CheckpointCommitted) -> CheckpointPlace:
-    return CheckpointPlace(
-        step=fact.step,
-        tier=fact.tier,
-        path=fact.path,
-        saved_at=fact.at,
-        size_bytes=fact.size_bytes,
-        world_size=fact.world_size,
-        round=fact.round,
-        shards=fact.shards,
-        has_data_position=fact.has_data_position,
-        manifest_hash=fact.manifest_hash,
-        committed_hash=fact.manifest_hash,
-    )
+    fields = shared(CheckpointPlace, fact)
+    return CheckpointPlace(**fields, saved_at=fact.at, committed_hash=fact.manifest_hash)
 
 
 def _shown(place: CheckpointPlace) -> Checkpoint:

@@ -202,27 +202,19 @@ def _shown(context: Context, row: Record, counts: Mapping[str, int] | None) -> d
 
 
 def _standing(standing: NodeStanding) -> Standing:
-    return Standing(
-        state=standing.state,
-        reason=standing.reason,
-        strikes=standing.strikes,
-        silence_s=standing.silence_s,
-        failing=[CheckOut(**msgspec.structs.asdict(item)) for item in standing.failing],
-    )
+    failing = [CheckOut(**msgspec.structs.asdict(item)) for item in standing.failing]
+    return Standing(**{**msgspec.structs.asdict(standing), "failing": failing})
 
 
 def _now(heard: HeardBeat) -> NodeNow:
     beat = heard.beat
+    shown = {
+        "ranks": len(beat.ranks),
+        "watch": beat.watch or None,
+        "probes_failed": list(beat.probes_failed),
+    }
     return NodeNow(
-        job=beat.job,
-        state=beat.state,
-        round=beat.round,
-        slot=beat.slot,
-        ranks=len(beat.ranks),
-        watch=beat.watch or None,
-        facts_waiting=beat.facts_waiting,
-        probes_failed=list(beat.probes_failed),
-        probe_cpu_ratio=beat.probe_cpu_ratio,
+        **{**msgspec.structs.asdict(beat), **shown},
         heard_age_s=round(heard.age_s, 3),
         is_stale=heard.is_stale,
     )

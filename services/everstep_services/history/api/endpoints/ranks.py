@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Annotated
 
+import msgspec
 from fastapi import APIRouter, Query
 from pydantic import Field
 from sqlalchemy import select
@@ -81,21 +82,16 @@ def _state(beat: RankBeat, heard: HeardBeat) -> str:
 
 
 def _rank(beat: RankBeat, heard: HeardBeat) -> RankNow:
+    shown = {
+        "state": _state(beat, heard),
+        "progress_age_s": None if beat.state == "starting" else beat.progress_age_s,
+        "limit_source": beat.limit_source or None,
+        "limit_name": beat.limit_name or None,
+    }
     return RankNow(
-        rank=beat.rank,
+        **{**msgspec.structs.asdict(beat), **shown},
         node=heard.beat.node,
         slot=heard.beat.slot,
-        state=_state(beat, heard),
-        step=beat.step,
-        section=beat.section,
-        section_age_s=beat.section_age_s,
-        progress_age_s=None if beat.state == "starting" else beat.progress_age_s,
-        limit_s=beat.limit_s,
-        limit_source=beat.limit_source or None,
-        limit_name=beat.limit_name or None,
-        collectives=beat.collectives,
-        resident_bytes=beat.resident_bytes,
-        device_bytes=beat.device_bytes,
         heard_age_s=round(heard.age_s, 3),
         is_stale=heard.is_stale,
     )

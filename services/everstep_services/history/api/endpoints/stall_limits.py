@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import APIRouter, Path, Query
 from msgspec.structs import replace
 from sqlalchemy import select
@@ -184,16 +185,9 @@ async def _on_record(context: Context, job: str, note: str) -> Limits:
 
 
 def _shown(limit: SectionLimit) -> LimitOut:
-    return LimitOut(
-        section=limit.section or OUTSIDE,
-        limit_s=limit.limit_s,
-        source=limit.source,
-        why=_why(limit),
-        longest_s=limit.longest_s,
-        observations=limit.observations,
-        kind=limit.kind or None,
-        origin=limit.origin or None,
-    )
+    names = {"section": limit.section or OUTSIDE}
+    texts = {"kind": limit.kind or None, "origin": limit.origin or None}
+    return LimitOut(**{**msgspec.structs.asdict(limit), **names, **texts}, why=_why(limit))
 
 
 def _why(limit: SectionLimit) -> str:
