@@ -26,9 +26,7 @@ from everstep_services.agent.core.actions import (
     Action,
     AskToJoin,
     ExitAgent,
-    MeasurePeers,
     SendReport,
-    StartRound,
     StopRound,
 )
 from everstep_services.agent.core.agent import Agent as Core
@@ -163,16 +161,14 @@ class Agent:
             match act:
                 case AskToJoin():
                     self.ask_join()
-                case StartRound():
-                    self.start(act.order)
+                case StartRanks():
+                    self.start(act)
                 case StopRound():
                     self.stop()
                 case ExitAgent():
                     self.exit(act.code)
-                case MeasurePeers() if self.fleet.of_tests.random() < 0.95:
-                    self.fleet.later(
-                        self.fleet.of_tests.uniform(0.5, 10.0), self.measured, act.order
-                    )
+                case MeasureNetwork() if self.fleet.of_tests.random() < 0.95:
+                    self.fleet.later(self.fleet.of_tests.uniform(0.5, 10.0), self.measured, act)
                 case _:
                     pass
 

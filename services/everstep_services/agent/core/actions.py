@@ -74,13 +74,6 @@ class SendReport:
 
 
 @dataclass(frozen=True, slots=True)
-class StartRound:
-    """Start the ranks of this order."""
-
-    order: StartRanks
-
-
-@dataclass(frozen=True, slots=True)
 class StopRound:
     """Stop every rank; `Agent.stopped` is called when none is left."""
 
@@ -200,45 +193,6 @@ class ExitAgent:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportExcuse:
-    """Report whether a stalled rank may be waiting for a rank of this node."""
-
-    order: NameExcuse
-
-
-@dataclass(frozen=True, slots=True)
-class ExamineNode:
-    """Examine this node."""
-
-    order: RunChecks
-
-
-@dataclass(frozen=True, slots=True)
-class MeasurePeers:
-    """Measure the network between this node and other nodes."""
-
-    order: MeasureNetwork
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureEvidence:
-    """Collect evidence of ranks that continue to run."""
-
-    order: CollectEvidence
-
-
-AboutStates = CopyReplica | ReleaseImages
-"""Orders about states in the memory of this node."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChangeReplicas:
-    """Copy or release states that this node holds."""
-
-    order: AboutStates
-
-
-@dataclass(frozen=True, slots=True)
 class ShowLine:
     """Show a line to the person who watches."""
 
@@ -246,12 +200,14 @@ class ShowLine:
     is_warning: bool = False
 
 
-RankAction = StartRound | StopRound | StopWithoutWait | SignalRanks
+RankAction = StartRanks | StopRound | StopWithoutWait | SignalRanks
 """What concerns the processes of ranks."""
 SaveAction = PassNotice | AskRanksToStop | AskRanksToSave | ReportProgress | RecordAction
 """What concerns saves and the end of the training."""
-OrderedAction = ReportExcuse | ExamineNode | MeasurePeers | ChangeReplicas | CaptureEvidence
-"""What an order has asked for."""
+AboutStates = CopyReplica | ReleaseImages
+"""Orders about states in the memory of this node."""
+OrderedAction = NameExcuse | RunChecks | MeasureNetwork | AboutStates | CollectEvidence
+"""Orders that leave the ranks as they are, carried out as they come; `StartRanks` is another."""
 Action = (
     AskToJoin | SendReport | ExitAgent | ShowLine
     | RankAction | SaveAction | OrderedAction

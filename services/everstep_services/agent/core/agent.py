@@ -40,17 +40,11 @@ from everstep_services.agent.core.actions import (
     Action,
     AskRanksToSave,
     AskToJoin,
-    CaptureEvidence,
-    ChangeReplicas,
-    ExamineNode,
-    MeasurePeers,
     PassNotice,
     ReportEvent,
-    ReportExcuse,
     ReportProgress,
     SendReport,
     ShowLine,
-    StartRound,
 )
 from everstep_services.agent.core.departure import Departure
 from everstep_services.agent.core.exit import RankExit
@@ -202,11 +196,11 @@ class Agent:
             case StandBy() if self._part is None:
                 return self._stand(is_spare=True)
             case NameExcuse() if self._part is not None:
-                return [ReportExcuse(order)]
-            case RunChecks() | MeasureNetwork() | CollectEvidence():
-                return [_beside_ranks(order)]
-            case CopyReplica() | ReleaseImages():
-                return [ChangeReplicas(order)]
+                return [order]
+            case (
+                RunChecks() | MeasureNetwork() | CollectEvidence() | CopyReplica() | ReleaseImages()
+            ):
+                return [order]
             case AwaitRound():
                 return self._say_once(f"job {order.job} {order.reason}")
             case _:
@@ -457,7 +451,7 @@ class Agent:
         acts = self._say_withheld()
         self._ask_at = None
         self._part = RoundPart(order, self.limits)
-        return [*acts, *([ShowLine(order.reason)] if order.restarts else []), StartRound(order)]
+        return [*acts, *([ShowLine(order.reason)] if order.restarts else []), order]
 
     def _stop(self, part: RoundPart | None, order: StopRanks) -> list[Action]:
         """Stop the ranks. The order may come again, with a better cause, after they stopped."""
@@ -516,13 +510,3 @@ class Agent:
         if self._part is not None:
             self._part.leaves()
         return self._say_withheld() + acts
-
-
-def _beside_ranks(order: RunChecks | MeasureNetwork | CollectEvidence) -> Action:
-    match order:
-        case RunChecks():
-            return ExamineNode(order)
-        case MeasureNetwork():
-            return MeasurePeers(order)
-        case CollectEvidence():
-            return CaptureEvidence(order)

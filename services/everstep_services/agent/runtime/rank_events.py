@@ -309,8 +309,8 @@ class RankEvents:
 
     # -- all ranks of a round --------------------------------------------------------------------
 
-    def round_begins(self, start: actions.StartRound) -> bool:
-        if not self._agent.wants(start.order):
+    def round_begins(self, order: StartRanks) -> bool:
+        if not self._agent.wants(order):
             return False
         for observer in (
             self._observers.progress,
@@ -319,19 +319,19 @@ class RankEvents:
             self._observers.collective,
         ):
             with unharmed("the begin of a round"):
-                observer.begins(start.order)
-        self._observers.port.release(start.order)
+                observer.begins(order)
+        self._observers.port.release(order)
         begin_urgent_work()
         return True
 
-    def round_started(self, start: actions.StartRound) -> None:
+    def round_started(self, order: StartRanks) -> None:
         """The files of their output exist."""
         if self._observers.logs is not None:
             with unharmed("the output of a round"):
-                self._observers.logs.begins(start.order)
+                self._observers.logs.begins(order)
 
-    def start_failed(self, start: actions.StartRound, reason: str) -> None:
-        self._do(self._agent.start_failed(start.order.round, reason))
+    def start_failed(self, order: StartRanks, reason: str) -> None:
+        self._do(self._agent.start_failed(order.round, reason))
 
     async def round_stops(self, stop: actions.StopRound) -> None:
         """Collect evidence, within the limit of the order: every restart waits for it."""

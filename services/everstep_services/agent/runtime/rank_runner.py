@@ -10,7 +10,8 @@ from typing import Protocol
 
 from everstep.clock import Clock
 from everstep.errors import EverstepError
-from everstep_services.agent.core.actions import SignalRanks, StartRound, StopRound, StopWithoutWait
+from everstep.messages import StartRanks
+from everstep_services.agent.core.actions import RankAction, SignalRanks, StopRound, StopWithoutWait
 from everstep_services.agent.ranks.device_memory import DeviceMemory
 from everstep_services.agent.ranks.protocol import Stopped, WardenEvent, WardenLost, WardenLostError
 from everstep_services.agent.ranks.warden_client import WardenClient
@@ -37,15 +38,15 @@ class WardenClients:
 class RoundListener(Protocol):
     """Hears from the runner of each start and stop, in turn."""
 
-    def round_begins(self, start: StartRound) -> bool:
+    def round_begins(self, order: StartRanks) -> bool:
         """The ranks are about to be started; False when they are no longer wanted."""
         ...
 
-    def round_started(self, start: StartRound) -> None:
+    def round_started(self, order: StartRanks) -> None:
         """The warden starts the ranks; the files of their output exist."""
         ...
 
-    def start_failed(self, start: StartRound, reason: str) -> None:
+    def start_failed(self, order: StartRanks, reason: str) -> None:
         """The ranks could not be started."""
         ...
 
@@ -72,12 +73,12 @@ class RankRunner:
         self._clock = clock
         self._listener = listener
         self._devices = DeviceMemory(clock)
-        self._rounds: asyncio.Queue[StartRound | StopRound] = asyncio.Queue()
+        self._rounds: asyncio.Queue[StartRanks | StopRound] = asyncio.Queue()
         self._need_not_wait = asyncio.Event()
         """The cause is known, or no script is left that might end by itself."""
         self._signals: asyncio.Queue[SignalRanks] = asyncio.Queue()
 
-    def do(self, act: StartRound | StopRound | StopWithoutWait | SignalRanks) -> None:
+    def do(self, act: RankAction) -> None:
         """Start or stop the ranks of a round after the previous action is done.
 
         A signal is sent in parallel with other actions.
@@ -90,7 +91,7 @@ class RankRunner:
             case StopRound():
                 self._need_not_wait.clear()
                 self._rounds.put_nowait(act)
-            case StartRound():
+            case StartRanks():
                 self._rounds.put_nowait(act)
 
     async def events(self) -> AsyncIterator[WardenEvent]:
@@ -108,9 +109,9 @@ class RankRunner:
     async def start_and_stop_for_ever(self) -> None:
         while True:
             match await self._rounds.get():
-                case StartRound() as start:
-                    if self._listener.round_begins(start):
-                        await self._start(start)
+                case StartRanks() as order:
+                    if self._listener.round_begins(order):
+                        await self._start(order)
                 case StopRound() as stop:
                     await self._stop(stop)
 
@@ -144,18 +145,18 @@ class RankRunner:
             if is_over:
                 return
 
-    async def _start(self, start: StartRound) -> None:
+    async def _start(self, order: StartRanks) -> None:
         try:
             async with asyncio.timeout(_WARDEN_WITHIN_S):
                 await self._has_warden.wait()
             await self._devices.note_others()
-            batch = await asyncio.to_thread(self._workdir.prepare, start.order)
+            batch = await asyncio.to_thread(self._workdir.prepare, order)
             await self.warden.start(batch)
         except (OSError, TimeoutError, EverstepError) as error:
-            self._listener.start_failed(start, f"its ranks cannot be started: {error}")
+            self._listener.start_failed(order, f"its ranks cannot be started: {error}")
         else:
-            self._workdir.show(start.order)
-            self._listener.round_started(start)
+            self._workdir.show(order)
+            self._listener.round_started(order)
 
     async def _wait(self, stop: StopRound) -> float:
         """Wait until the ranks may be stopped; return the seconds beyond those for evidence."""

@@ -14,7 +14,20 @@ from everstep.bus.errors import BusError
 from everstep.bus.facts.recorder import Recorder
 from everstep.bus.ports import Bus, Inbox
 from everstep.clock import Clock
-from everstep.messages import Joined, Order, Reported, SaveCheckpoint, StopRanks
+from everstep.messages import (
+    CollectEvidence,
+    CopyReplica,
+    Joined,
+    MeasureNetwork,
+    NameExcuse,
+    Order,
+    ReleaseImages,
+    Reported,
+    RunChecks,
+    SaveCheckpoint,
+    StartRanks,
+    StopRanks,
+)
 from everstep_services.agent.allocation_folder import AllocationLink
 from everstep_services.agent.collectors.registry import collectors
 from everstep_services.agent.core import actions
@@ -367,7 +380,7 @@ class AgentService:
                 case actions.SendReport():
                     self._tell(act)
                 case (
-                    actions.StartRound()
+                    StartRanks()
                     | actions.StopRound()
                     | actions.StopWithoutWait()
                     | actions.SignalRanks()
@@ -377,20 +390,14 @@ class AgentService:
                     self._workdir.say(act.text, is_warning=act.is_warning)
                 case actions.ExitAgent():
                     self._exiting(act)
-                case (
-                    actions.ReportExcuse()
-                    | actions.ExamineNode()
-                    | actions.MeasurePeers()
-                    | actions.ChangeReplicas()
-                    | actions.CaptureEvidence()
-                ):
+                case Order():
                     self._answer(act)
                 case _:
                     self._save(act)
         self._due.set()
 
     def _change_ranks(self, act: actions.RankAction) -> None:
-        if isinstance(act, actions.StartRound):
+        if isinstance(act, StartRanks):
             self._measuring.give_way()
         self._ranks.runner.do(act)
         # Beat before the report: a node that is lost in its first second of a round would otherwise
@@ -416,21 +423,22 @@ class AgentService:
             case _:
                 self._saves.put_on_record(act)
 
-    def _answer(self, asked: actions.OrderedAction) -> None:
-        if isinstance(asked, actions.ExamineNode):
-            if asked.order.occasion == "compare":
-                self._probes.compare(asked.order)
-            else:
-                self._checks.ask(asked.order)
-        elif isinstance(asked, actions.ChangeReplicas):
-            self._checkpoints.ask(asked.order)
-        elif isinstance(asked, actions.MeasurePeers):
-            self._measuring.ask(asked.order)
-        elif isinstance(asked, actions.CaptureEvidence):
-            with unharmed("a capture"):
-                self._ranks.capture(asked.order)
-        elif (told := self._stalls.excuse(asked.order)) is not None:
-            self._tell(told)
+    def _answer(self, order: actions.OrderedAction) -> None:
+        match order:
+            case RunChecks() if order.occasion == "compare":
+                self._probes.compare(order)
+            case RunChecks():
+                self._checks.ask(order)
+            case CopyReplica() | ReleaseImages():
+                self._checkpoints.ask(order)
+            case MeasureNetwork():
+                self._measuring.ask(order)
+            case CollectEvidence():
+                with unharmed("a capture"):
+                    self._ranks.capture(order)
+            case NameExcuse():
+                if (told := self._stalls.excuse(order)) is not None:
+                    self._tell(told)
 
     def _tell(self, tell: actions.SendReport) -> None:
         order = self._agent.order

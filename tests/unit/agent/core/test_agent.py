@@ -22,7 +22,6 @@ from everstep_services.agent.core.actions import (
     SendReport,
     ShowLine,
     SignalRanks,
-    StartRound,
     StopRound,
 )
 from everstep_services.agent.core.agent import Agent
@@ -35,7 +34,7 @@ def test_it_joins_starts_and_says_when_all_ranks_run() -> None:
     agent = Agent(AgentTimeouts())
     assert agent.begin() == [AskToJoin()]
     assert agent.joined(reply(0), now=0) == []
-    assert agent.ordered(start()) == [StartRound(start())]
+    assert agent.ordered(start()) == [start()]
     assert agent.rank_runs(0) == []
     assert told(agent.rank_runs(1)) == ["started"]
 
@@ -60,7 +59,7 @@ def test_a_lost_order_comes_with_the_next_answer() -> None:
     assert agent.wake_at == 5
     assert agent.tick(now=5) == [AskToJoin()]
     acts = agent.joined(reply(1, order=start()), now=5)
-    assert acts[-1] == StartRound(start())
+    assert acts[-1] == start()
 
 
 def test_a_stop_order_stops_and_the_agent_joins_again() -> None:
@@ -113,7 +112,7 @@ def test_ranks_of_a_round_that_were_stopped_are_not_started_again() -> None:
     assert agent.joined(reply(1, order=start()), now=2) == []
     assert (agent.order, agent.wake_at) == (None, 7), "it asks again"
     assert agent.ordered(start()) == []
-    assert agent.ordered(start(2))[-1] == StartRound(start(2))
+    assert agent.ordered(start(2))[-1] == start(2)
 
 
 def test_ranks_of_a_round_that_was_over_before_its_order_came_are_not_started() -> None:
@@ -124,7 +123,7 @@ def test_ranks_of_a_round_that_was_over_before_its_order_came_are_not_started() 
     assert agent.ordered(start(2)) == [AskToJoin()]
     assert (agent.order, agent.last_round, agent.last_slot) == (None, 2, 0)
     assert agent.ordered(start(2)) == [], "once"
-    assert agent.ordered(start(3))[-1] == StartRound(start(3))
+    assert agent.ordered(start(3))[-1] == start(3)
 
 
 def test_a_stale_agent_may_have_a_slot_in_the_newest_round_all_the_same() -> None:
@@ -134,7 +133,7 @@ def test_a_stale_agent_may_have_a_slot_in_the_newest_round_all_the_same() -> Non
     assert agent.joined(stale, now=1)[-1] == StopRound(1, 2.0, 0.0, "i1")
     assert agent.stopped(1) == [AskToJoin()]
     agent.joined(stale, now=2)
-    assert agent.joined(reply(2, order=start(2)), now=3) == [StartRound(start(2))]
+    assert agent.joined(reply(2, order=start(2)), now=3) == [start(2)]
 
 
 def test_a_start_of_a_later_round_stops_the_ranks_of_the_earlier_first() -> None:
@@ -143,7 +142,7 @@ def test_a_start_of_a_later_round_stops_the_ranks_of_the_earlier_first() -> None
     assert [type(act) for act in acts] == [ShowLine, StopRound]
     assert agent.ordered(start(2)) == []
     assert agent.stopped(1) == [AskToJoin()]
-    assert agent.joined(reply(2, order=start(2)), now=1) == [StartRound(start(2))]
+    assert agent.joined(reply(2, order=start(2)), now=1) == [start(2)]
 
 
 def test_a_bus_that_comes_back_changes_nothing_for_a_round_that_still_runs() -> None:

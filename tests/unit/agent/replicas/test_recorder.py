@@ -23,7 +23,6 @@ from everstep.messages import (
     SaveStarted,
     ShardsWritten,
 )
-from everstep_services.agent.core.actions import ChangeReplicas
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.core.round_part import AgentTimeouts
 from everstep_services.agent.replicas.recorder import CheckpointRecorder
@@ -159,7 +158,7 @@ def test_orders_about_copies_are_carried_out_unless_they_are_of_an_earlier_round
     agent = Agent(AgentTimeouts())
     about: dict[str, Any] = {"id": "1" * 32, "job": "j", "reason": "", "owner_slot": 0, "step": 10}
     copy = CopyReplica(**about, round=3, to=Peer(node="n2", slot=1, address="n2", port=1))
-    assert agent.ordered(copy) == [ChangeReplicas(copy)]
+    assert agent.ordered(copy) == [copy]
     assert agent.ordered(replace(copy, round=2)) == []
     release = ReleaseImages(id="1" * 32, job="j", round=3, reason="", step=10, by="ann")
-    assert agent.ordered(release) == [ChangeReplicas(release)]
+    assert agent.ordered(release) == [release]

@@ -8,7 +8,8 @@ from typing import Any, cast
 import pytest
 
 from everstep.clock import SystemClock
-from everstep_services.agent.core.actions import StartRound, StopRound, StopWithoutWait
+from everstep.messages import StartRanks
+from everstep_services.agent.core.actions import StopRound, StopWithoutWait
 from everstep_services.agent.ranks.protocol import ForgeReady, RankGone, Stopped, WardenEvent
 from everstep_services.agent.runtime.rank_runner import RankRunner, WardenClients
 from tests.unit.agent.orders import start
@@ -74,13 +75,13 @@ class Stopping:
             await self.may_end.wait()  # as its record of an exception is read
             self.happened.append(type(event).__name__)
 
-    def round_begins(self, start: StartRound) -> bool:
+    def round_begins(self, order: StartRanks) -> bool:
         return True
 
-    def round_started(self, start: StartRound) -> None:
+    def round_started(self, order: StartRanks) -> None:
         self.happened.append("started")
 
-    def start_failed(self, start: StartRound, reason: str) -> None:
+    def start_failed(self, order: StartRanks, reason: str) -> None:
         """Never called: nothing starts."""
 
     async def round_stops(self, stop: StopRound) -> None:
@@ -137,7 +138,7 @@ async def test_ranks_that_are_being_started_have_that_time_too() -> None:
     """The order to stop comes before they have; an event of others ends no wait."""
     stopping = Stopping()
     stopping.may_end.set()
-    stopping.work.do(StartRound(start()))
+    stopping.work.do(start())
     stopping.work.do(StopRound(1, 3.0, 0.0, None, 3600.0))
     stopping.kept.events.put_nowait(ForgeReady(0.1, (), ()))
     async with stopping.running():
