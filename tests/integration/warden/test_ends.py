@@ -13,10 +13,8 @@ from everstep.clock import SystemClock
 from everstep_services.agent.collectors.collection import Scene
 from everstep_services.agent.collectors.stacks import written_stacks
 from everstep_services.agent.ranks.protocol import (
-    ForgeReady,
     RankGone,
     RankRuns,
-    RankStepped,
     ScriptEnded,
 )
 from everstep_services.attribution.stack_analysis.dumps import read_stacks
@@ -24,6 +22,7 @@ from tests.integration.scripts.rig import SCRIPTS, Node, opened
 from tests.stopping import stop
 from tests.waiting import until_async
 from trainer_sdk import layout
+from trainer_sdk.wire import ForgeUp, Stepped
 
 ENDS = [
     ("return", 0),
@@ -58,7 +57,7 @@ def plain(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 async def end(node: Node, *, warm: bool) -> RankGone:
     if warm:
-        await node.next(ForgeReady)
+        await node.next(ForgeUp)
     await node.start(warm=warm)
     (runs,) = await node.next(RankRuns)
     assert runs.start == ("warm" if warm else "cold")
@@ -115,7 +114,7 @@ async def test_what_a_rank_raises_because_it_is_stopped_is_known_as_that(tmp_pat
     )
     async with opened(tmp_path, "", target=str(script)) as node:
         await node.start(1)
-        await node.next(RankStepped)
+        await node.next(Stepped)
         await node.keeper.stop(grace_s=60)
         (ended,) = await node.next(ScriptEnded)
         assert (ended.code, ended.has_error, ended.was_told) == (1, True, True)

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from everstep_services.agent.ranks.protocol import ForgeReady, ForgeUnfit, RankRuns, RankStepped
+from everstep_services.agent.ranks.protocol import RankRuns
 from tests.integration.scripts.rig import Node, opened
 from tests.variants import variant
 from trainer_sdk.page_content import CountedBy, RankPhase
+from trainer_sdk.wire import ForgeDown, ForgeUp, Stepped
 
 pytestmark = pytest.mark.timeout(180)  # each cold rank and each forge imports torch
 
@@ -24,7 +25,7 @@ OURS = {
 
 async def ran(node: Node, *, warm: bool, ranks: int = 1, **extra: str) -> list[Any]:
     if warm:
-        await node.next(ForgeReady)
+        await node.next(ForgeUp)
     await node.start(ranks, warm=warm, **extra)
     assert {event.start for event in await node.next(RankRuns, ranks)} == {
         "warm" if warm else "cold"
@@ -82,7 +83,7 @@ async def test_what_trainings_use_works(tmp_path: Path, warm: bool) -> None:
         page = node.keeper.page(0)
         assert page is not None
         assert (page.step, page.phase, page.counted_by) == (5, RankPhase.ENDED, CountedBy.OPTIMIZER)
-        assert len(await node.next(RankStepped, 2)) == 2
+        assert len(await node.next(Stepped, 2)) == 2
         assert node.err() == ""
 
 
@@ -104,12 +105,12 @@ async def test_an_optimizer_of_ones_own_needs_no_compiler(tmp_path: Path, warm: 
 
 async def test_gloo_forms_round_after_round(tmp_path: Path) -> None:
     async with opened(tmp_path, "allreduce.py", "wait", warm=True) as node:
-        (ready,) = await node.next(ForgeReady)
+        (ready,) = await node.next(ForgeUp)
         assert "torch._dynamo" in ready.preloaded, "each rank's optimizer would import it"
         for _ in range(3):
             await node.start(4, warm=True)
             assert {event.start for event in await node.next(RankRuns, 4)} == {"warm"}
-            await node.next(RankStepped, 4)
+            await node.next(Stepped, 4)
             assert len((await node.keeper.stop(grace_s=5)).ranks) == 4
             assert {event.signal for event in (await node.gone(4)).values()} == {"SIGTERM"}
 
@@ -131,10 +132,10 @@ async def test_a_module_that_starts_a_thread_is_left_out(tmp_path: Path) -> None
     async with opened(
         tmp_path, "", target=str(script), warm=True, preload=("busy", "colorsys")
     ) as node:
-        (unfit,) = await node.next(ForgeUnfit)
+        (unfit,) = await node.next(ForgeDown)
         assert unfit.reason == "1 more thread(s) run in it (after `import busy`)"
-        assert not unfit.is_final
-        (ready,) = await node.next(ForgeReady)
+        assert not unfit.final
+        (ready,) = await node.next(ForgeUp)
         assert "colorsys" in ready.preloaded
         assert not {"busy", "torch._dynamo"} & set(ready.preloaded)
 
@@ -161,7 +162,7 @@ async def test_a_module_that_reads_the_ranks_environment_is_left_to_the_ranks(
         "print(json.dumps([imitation.rank_zero_only.rank, named, *was_there]))\n"
     )
     async with opened(tmp_path, "", target=str(script), warm=True, preload=("imitation",)) as node:
-        (ready,) = await node.next(ForgeReady)
+        (ready,) = await node.next(ForgeUp)
         reason = "imitation.zero, which imitation imports, reads RANK while it is imported"
         assert ready.left_out == (reason,)
         node.seen.append(ready)
@@ -177,7 +178,7 @@ async def test_a_variable_that_a_rank_turns_out_to_have_makes_another_forge(
     script.write_text("import json, reader; print(json.dumps(reader.level))\n")
     async with opened(tmp_path, "", target=str(script), warm=True, preload=("reader",)) as node:
         assert await ran(node, warm=True, OF_RANKS="7") == ["7"]
-        (unfit,) = await node.next(ForgeUnfit)
+        (unfit,) = await node.next(ForgeDown)
         assert unfit.reason == "reader reads OF_RANKS while it is imported"
 
 
@@ -190,8 +191,8 @@ async def test_a_forge_that_cannot_be_fit_is_given_up(tmp_path: Path) -> None:
     script.write_text("print('{}')\n")
     async with opened(tmp_path, "", target=str(script), warm=True, preload=()) as node:
         await node.start(1, warm=True)
-        (unfit,) = await node.next(ForgeUnfit)
-        assert unfit.is_final
+        (unfit,) = await node.next(ForgeDown)
+        assert unfit.final
         assert "after `import torch`" in unfit.reason
         (runs,) = await node.next(RankRuns)
         assert runs.start == "cold"
@@ -253,7 +254,7 @@ async def test_numpys_generator_is_seeded_in_each_rank_that_has_it(
 
 async def test_what_cannot_be_imported_is_said(tmp_path: Path) -> None:
     async with opened(tmp_path, "echo.py", warm=True, preload=("no_such_module",)) as node:
-        (ready,) = await node.next(ForgeReady)
+        (ready,) = await node.next(ForgeUp)
         assert ready.failed == (
             "no_such_module: ModuleNotFoundError: No module named 'no_such_module'",
         )
@@ -261,9 +262,9 @@ async def test_what_cannot_be_imported_is_said(tmp_path: Path) -> None:
 
 async def test_a_variable_that_python_reads_at_its_start_makes_a_cold_rank(tmp_path: Path) -> None:
     async with opened(tmp_path, "echo.py", warm=True, preload=()) as node:
-        await node.next(ForgeReady)
+        await node.next(ForgeUp)
         await node.start(1, warm=True, PYTHONHASHSEED="1")
-        (unfit,) = await node.next(ForgeUnfit)
+        (unfit,) = await node.next(ForgeDown)
         assert "PYTHONHASHSEED" in unfit.reason
         (runs,) = await node.next(RankRuns)
         assert runs.start == "cold"

@@ -18,8 +18,6 @@ import psutil
 import pytest
 
 from everstep_services.agent.ranks.protocol import (
-    ForgeReady,
-    ForgeUnfit,
     RankRuns,
     StartRefusedError,
     WardenLost,
@@ -38,6 +36,7 @@ from tests.integration.scripts.rig import (
 )
 from tests.stopping import stop
 from tests.waiting import until_async
+from trainer_sdk.wire import ForgeDown, ForgeUp
 
 Process = asyncio.subprocess.Process
 pytestmark = pytest.mark.timeout(180)  # each forge imports torch
@@ -256,21 +255,21 @@ async def test_between_two_wardens_nobody_takes_the_folder_for_left_behind(tmp_p
 
 async def test_a_killed_forge_harms_no_rank_and_comes_back(tmp_path: Path) -> None:
     async with opened(tmp_path, "stay.py", "still", warm=True, preload=()) as node:
-        await node.next(ForgeReady)
+        await node.next(ForgeUp)
         await node.start(2, warm=True)
         pids = await settled(node, 2)
         command = psutil.Process(pids[0]).cmdline()
         assert command[1:3] == [str(SCRIPTS / "stay.py"), "still"]
         os.kill(node.forge(), signal.SIGKILL)
-        (unfit,) = await node.next(ForgeUnfit)
-        assert not unfit.is_final
-        await node.next(ForgeReady)
+        (unfit,) = await node.next(ForgeDown)
+        assert not unfit.final
+        await node.next(ForgeUp)
         assert len((await node.keeper.stop(grace_s=5)).ranks) == 2
 
 
 async def test_a_stopped_forge_is_replaced_by_a_cold_start(tmp_path: Path) -> None:
     async with opened(tmp_path, "stay.py", "still", warm=True, preload=()) as node:
-        await node.next(ForgeReady)
+        await node.next(ForgeUp)
         stop(node.forge())
         await node.start(1, warm=True)
         (runs,) = await node.next(RankRuns)

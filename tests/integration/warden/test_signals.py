@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from everstep_services.agent.ranks.protocol import ForgeReady, RankRuns
+from everstep_services.agent.ranks.protocol import RankRuns
 from tests.integration.scripts.rig import Node, alive, below, opened
 from tests.waiting import until_async
+from trainer_sdk.wire import ForgeUp
 
 DEFERRED = [signal.SIGTERM, signal.SIGHUP]
 ANNOUNCE = [signal.SIGUSR1, signal.SIGUSR2]
@@ -20,7 +21,7 @@ ANNOUNCE = [signal.SIGUSR1, signal.SIGUSR2]
 async def here(node: Node, ranks: int = 2, *, warm: bool = False) -> list[int]:
     """The processes of ranks that wait for signals."""
     if warm:
-        await node.next(ForgeReady)
+        await node.next(ForgeUp)
     await node.start(ranks, warm=warm)
     events = await node.next(RankRuns, ranks)
     for rank in range(ranks):
@@ -46,7 +47,7 @@ def tell_all(node: Node, number: int) -> None:
 async def test_a_script_sees_the_signals_of_a_plain_python(tmp_path: Path, warm: bool) -> None:
     async with opened(tmp_path, "hearing.py", "look", warm=warm, preload=()) as node:
         if warm:
-            await node.next(ForgeReady)
+            await node.next(ForgeUp)
         await node.start(1, warm=warm)
         assert (await node.gone())[0].code == 0
         default = str(signal.Handlers.SIG_DFL)

@@ -24,7 +24,7 @@ from everstep_services.agent.probes import notes
 from everstep_services.agent.probes.node_checks import NodeChecks
 from everstep_services.agent.probes.periodic.probes import PeriodicProbes
 from everstep_services.agent.probes.runner.examiner import NodeExaminer
-from everstep_services.agent.ranks.protocol import RankGone, RankRuns, RankSaid, RankStepped
+from everstep_services.agent.ranks.protocol import RankGone, RankRuns, RankSaid
 from everstep_services.agent.ranks.setup import read_error
 from everstep_services.agent.replicas.node_checkpoints import NodeCheckpoints
 from everstep_services.agent.runtime.background import BackgroundLoops
@@ -32,7 +32,7 @@ from everstep_services.agent.telemetry.facts import AgentFacts
 from everstep_services.agent.telemetry.progress import beat_of
 from everstep_services.agent.timings.monitor import RoundPosition, TimingMonitor
 from trainer_sdk.page_content import CountedBy, PageReading
-from trainer_sdk.wire import Checkpointed, Restarted
+from trainer_sdk.wire import Checkpointed, Restarted, Stepped
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class AttachedService:
                     await self._gone(event)
                 case RankRuns() if event.round == self._here.round:
                     self._runs(event)
-                case RankStepped() if event.round == self._here.round:
+                case Stepped() if event.round == self._here.round:
                     self._stepped(event)
                 case RankSaid() if event.round == self._here.round:
                     self._said(event)
@@ -184,7 +184,7 @@ class AttachedService:
         else:
             self._stalls.said(event)
 
-    def _stepped(self, event: RankStepped) -> None:
+    def _stepped(self, event: Stepped) -> None:
         self._say_progress(self._steps.first(event.step))
         self._do(self._here.stepped(self._clock.now()))
         self._stalls.stepped(event.rank)

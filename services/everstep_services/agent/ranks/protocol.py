@@ -8,7 +8,14 @@ from everstep.errors import EverstepError
 from everstep_services.agent.core.exit import MemoryKill
 from everstep_services.agent.ranks.device_memory import HeldMemory
 from trainer_sdk.page import PageView
-from trainer_sdk.wire import RankCommand, SessionMessage
+from trainer_sdk.wire import (
+    ForgeDown,
+    ForgeUp,
+    RankCommand,
+    SessionMessage,
+    StartFailed,
+    Stepped,
+)
 
 Preload = tuple[str, ...] | Literal["auto"]
 StartKind = Literal["warm", "cold"]
@@ -85,15 +92,6 @@ class RankRuns:
 
 
 @dataclass(frozen=True, slots=True)
-class RankStepped:
-    """A rank has finished its first step of the round."""
-
-    round: int
-    rank: int
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
 class ScriptEnded:
     """The script of a rank is over; its process may still be exiting, or hang while it does."""
 
@@ -132,35 +130,6 @@ class RankGone:
 
 
 @dataclass(frozen=True, slots=True)
-class ForgeReady:
-    """The next ranks start warm."""
-
-    took_s: float
-    preloaded: tuple[str, ...]
-    failed: tuple[str, ...]
-    """Modules that were asked for and cannot be imported, each with the reason."""
-    left_out: tuple[str, ...] = ()
-    """Why a module is left to each rank to import."""
-
-
-@dataclass(frozen=True, slots=True)
-class ForgeUnfit:
-    """The next ranks start cold, unless another forge becomes ready before."""
-
-    reason: str
-    is_final: bool
-    """No other forge is tried."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartRefused:
-    """The node could not make a process; `stop` ends those that it could make."""
-
-    round: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class WardenLost:
     """The warden is gone, and all that it had started is killed; open another client."""
 
@@ -168,16 +137,10 @@ class WardenLost:
 
 
 WardenEvent = (
-    RankRuns
-    | RankStepped
-    | ScriptEnded
-    | RankSaid
-    | RankGone
-    | ForgeReady
-    | ForgeUnfit
-    | StartRefused
+    RankRuns | Stepped | ScriptEnded | RankSaid | RankGone | ForgeUp | ForgeDown | StartFailed
     | WardenLost
-)
+)  # fmt: skip
+"""Lines that are events as they are, and the events that the client makes of the others."""
 
 
 @dataclass(frozen=True, slots=True)

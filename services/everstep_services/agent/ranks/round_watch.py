@@ -14,7 +14,6 @@ from everstep_services.agent.ranks.protocol import (
     RankRuns,
     RankSaid,
     RankSeen,
-    RankStepped,
     ScriptEnded,
     StartKind,
     WardenEvent,
@@ -180,7 +179,7 @@ class RoundWatch:
         self._runs(number, rank, rank.pid, now)
         if not rank.stepped:
             rank.stepped = True
-            self._events.put_nowait(RankStepped(self._round, number, step))
+            self._events.put_nowait(Stepped(round=self._round, rank=number, step=step))
 
     def gone(self, line: Gone, now: float, memory: MemoryKill = "") -> None:
         """Its process has ended."""

@@ -18,10 +18,7 @@ from everstep_services.agent.ranks.liveness_port import LivenessPort
 from everstep_services.agent.ranks.oom_kills import MemoryKills, kill_counts
 from everstep_services.agent.ranks.protocol import (
     BatchPlan,
-    ForgeReady,
-    ForgeUnfit,
     NodePlan,
-    StartRefused,
     Stopped,
     WardenEvent,
     WardenLost,
@@ -164,16 +161,11 @@ class WardenClient:
                 _answer(self._signalled, line)
             case AllStopped():
                 _answer(self._stopped, line)
+            case ForgeUp() | ForgeDown():
+                self.warm = isinstance(line, ForgeUp)
+                self.events.put_nowait(line)
             case StartFailed():
-                self.events.put_nowait(StartRefused(line.round, line.reason))
-            case ForgeUp():
-                self.warm = True
-                self.events.put_nowait(
-                    ForgeReady(line.took_s, line.preloaded, line.failed, line.left_out)
-                )
-            case ForgeDown():
-                self.warm = False
-                self.events.put_nowait(ForgeUnfit(line.reason, line.final))
+                self.events.put_nowait(line)
 
     async def look(self) -> None:
         """Find what no message reports: pages with a dropped datagram, the kernel's counters."""

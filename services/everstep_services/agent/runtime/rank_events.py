@@ -16,14 +16,10 @@ from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.core.exit import RankExit
 from everstep_services.agent.output.log_upload import LogUploader
 from everstep_services.agent.ranks.protocol import (
-    ForgeReady,
-    ForgeUnfit,
     RankGone,
     RankRuns,
     RankSaid,
-    RankStepped,
     ScriptEnded,
-    StartRefused,
     Stopped,
     WardenEvent,
     WardenLost,
@@ -41,7 +37,17 @@ from everstep_services.agent.telemetry.facts import AgentFacts
 from everstep_services.agent.telemetry.first_collective import FirstCollective
 from everstep_services.agent.telemetry.progress import ProgressReader
 from everstep_services.agent.telemetry.saves import CoordinatedSaves
-from trainer_sdk.wire import Checkpointed, Injected, Requested, Restarted, StopSeen
+from trainer_sdk.wire import (
+    Checkpointed,
+    ForgeDown,
+    ForgeUp,
+    Injected,
+    Requested,
+    Restarted,
+    StartFailed,
+    Stepped,
+    StopSeen,
+)
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +120,7 @@ class RankEvents:
         async for event in self.runner.events():
             order = self._agent.order
             match event:
-                case ForgeReady() | ForgeUnfit():
+                case ForgeUp() | ForgeDown():
                     self._forge_is(event)
                 case WardenLost():
                     self._warden_lost(event)
@@ -125,9 +131,9 @@ class RankEvents:
 
     # -- the warden ------------------------------------------------------------------------------
 
-    def _forge_is(self, event: ForgeReady | ForgeUnfit) -> None:
-        self.is_warm = isinstance(event, ForgeReady)
-        if isinstance(event, ForgeReady):
+    def _forge_is(self, event: ForgeUp | ForgeDown) -> None:
+        self.is_warm = isinstance(event, ForgeUp)
+        if isinstance(event, ForgeUp):
             log.info("forge_ready took_s=%.2f preloaded=%s", event.took_s, event.preloaded)
             self._unfit = ""
             for reason in event.left_out:
@@ -136,7 +142,7 @@ class RankEvents:
                     self._workdir.say(f"left to each rank: {reason}")
         else:
             self._unfit = event.reason
-            log.info("forge_unfit final=%s reason=%s", event.is_final, event.reason)
+            log.info("forge_unfit final=%s reason=%s", event.final, event.reason)
 
     def _warden_lost(self, event: WardenLost) -> None:
         order = self._agent.order
@@ -152,11 +158,11 @@ class RankEvents:
 
     async def _rank_did(self, order: StartRanks, event: WardenEvent) -> None:
         match event:
-            case StartRefused():
+            case StartFailed():
                 self._do(self._agent.start_failed(event.round, event.reason))
             case RankRuns():
                 self._runs(order, event)
-            case RankStepped():
+            case Stepped():
                 self._stepped(order, event)
             case RankSaid():
                 self._said(order, event)
@@ -189,7 +195,7 @@ class RankEvents:
             )
             observers.record(started)
 
-    def _stepped(self, order: StartRanks, event: RankStepped) -> None:
+    def _stepped(self, order: StartRanks, event: Stepped) -> None:
         observers = self._observers
         end_urgent_work()
         with unharmed("the record of a first step"):

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from everstep_services.agent.ranks.protocol import (
     RankGone,
     RankRuns,
-    RankStepped,
     ScriptEnded,
     WardenEvent,
 )
@@ -49,7 +48,7 @@ def test_a_rank_that_speaks_before_its_warden_did_is_told_afterwards(watch: Roun
     watch.spawned(SPAWNED, now=100.5)
     assert events(watch) == [
         RankRuns(4, 0, 9, "warm", 1.0),
-        RankStepped(4, 0, 1),
+        Stepped(round=4, rank=0, step=1),
         ScriptEnded(4, 0, 0, has_error=False),
     ]
 
@@ -116,7 +115,7 @@ def test_a_first_step_is_known_from_a_page_that_is_steps_further(
     words[layout.MAGIC_AT] = layout.MAGIC
     watch.spawned(replace(SPAWNED, round=5), now=103.5)
     watch.look(104.0)
-    assert [event.step for event in events(watch) if isinstance(event, RankStepped)] == [1]
+    assert [event.step for event in events(watch) if isinstance(event, Stepped)] == [1]
 
 
 def test_other_rounds_other_ranks_and_noise_are_not_heard(watch: RoundWatch) -> None:

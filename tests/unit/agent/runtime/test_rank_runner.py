@@ -10,9 +10,10 @@ import pytest
 from everstep.clock import SystemClock
 from everstep.messages import StartRanks
 from everstep_services.agent.core.actions import StopRound, StopWithoutWait
-from everstep_services.agent.ranks.protocol import ForgeReady, RankGone, Stopped, WardenEvent
+from everstep_services.agent.ranks.protocol import RankGone, Stopped, WardenEvent
 from everstep_services.agent.runtime.rank_runner import RankRunner, WardenClients
 from tests.unit.agent.orders import start
+from trainer_sdk.wire import ForgeUp
 
 GONE = RankGone(1, 0, 7, 1, None, False, 2.0)
 
@@ -140,7 +141,7 @@ async def test_ranks_that_are_being_started_have_that_time_too() -> None:
     stopping.may_end.set()
     stopping.work.do(start())
     stopping.work.do(StopRound(1, 3.0, 0.0, None, 3600.0))
-    stopping.kept.events.put_nowait(ForgeReady(0.1, (), ()))
+    stopping.kept.events.put_nowait(ForgeUp(took_s=0.1, preloaded=()))
     async with stopping.running():
         await stopping.learned.wait()
         stopping.happened.append("waits")
@@ -148,7 +149,7 @@ async def test_ranks_that_are_being_started_have_that_time_too() -> None:
         stopping.kept.events.put_nowait(GONE)
         await stopping.over.wait()
     assert stopping.happened == [
-        "ForgeReady",
+        "ForgeUp",
         "started",
         "waits",
         "RankGone",
