@@ -288,9 +288,9 @@ class TrackedJob:
     def _note(self, changes: Iterable[Change]) -> None:
         for change in changes:
             self.changes.append(change)
-            if isinstance(change, SlowRankFound):
+            if isinstance(change, SlowRankFound) and not change.is_design:
                 self._slow.add((change.round, change.rank))
-            elif isinstance(change, KeepsUp):
+            elif isinstance(change, KeepsUp) and not change.is_design:
                 self._slow.discard((change.round, change.rank))
 
 

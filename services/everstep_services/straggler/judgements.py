@@ -117,7 +117,9 @@ class JobJudgement:
     def _snapshot(self, changes: Sequence[Change]) -> JudgeSnapshot:
         judge, before = self.judge, self.before
         summary = dict(judge.summary())
-        is_watched = self.is_watched or any(isinstance(change, SlowRankFound) for change in changes)
+        is_watched = self.is_watched or any(
+            isinstance(change, SlowRankFound) and not change.is_design for change in changes
+        )
         if not changes and summary == before.summary and is_watched <= bool(before.slower_ratios):
             table = None  # no window was closed: tables of many ranks take their time
         else:

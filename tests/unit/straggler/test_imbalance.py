@@ -7,7 +7,7 @@ import pytest
 
 from everstep.ids import id_from
 from everstep.messages import KnownStraggler, StragglerCleared, StragglerFound
-from everstep_services.straggler.domain.changes import Change, EvenRole, SlowRankFound, UnevenRole
+from everstep_services.straggler.domain.changes import Change, KeepsUp, SlowRankFound
 from everstep_services.straggler.domain.findings import FindingContext, blank, revised
 from everstep_services.straggler.domain.job import JobJudge
 from everstep_services.straggler.domain.policy import Policy
@@ -36,16 +36,17 @@ def pipeline(plan: Training) -> DeviceSimulation:
     return DeviceSimulation(plan, microbatches=8)
 
 
-def uneven(changes: Sequence[Change]) -> list[UnevenRole]:
-    return [one for one in changes if isinstance(one, UnevenRole)]
+def uneven(changes: Sequence[Change]) -> list[SlowRankFound]:
+    return [one for one in changes if isinstance(one, SlowRankFound) and one.is_design]
 
 
 def test_a_stage_with_more_to_do_is_named_once_and_none_of_its_ranks() -> None:
     """A6.3."""
     changes = judged(pipeline(UNEVEN), JobJudge("job", LiveRules()), 20)
     (change,) = changes
-    assert isinstance(change, UnevenRole)
-    found = change.finding
+    assert isinstance(change, SlowRankFound)
+    found = change
+    assert found.is_design
     assert (found.role, found.rank, found.node) == ("stage 1", 4, "node-1")
     assert "all 4 ranks of role stage 1 need 14" in found.reason
     assert "rank 4 stands for its role" in found.reason
@@ -64,8 +65,9 @@ def test_a_slow_rank_of_such_a_stage_is_found_besides() -> None:
     for rank in (6, 4):
         plan = replace(UNEVEN, delays=(Delay(rank, 0.04),))
         changes = judged(pipeline(plan), JobJudge("job", LiveRules()), 8)
-        assert [one.rank for one in changes if isinstance(one, SlowRankFound)] == [rank]
-        assert [one.finding.rank for one in uneven(changes)] == [4]
+        found = [one for one in changes if isinstance(one, SlowRankFound) and not one.is_design]
+        assert [one.rank for one in found] == [rank]
+        assert [one.rank for one in uneven(changes)] == [4]
         document = revised(blank("job"), changes, FindingContext(NOW, 1, id_from)).document
         causes = {(one.rank, one.cause) for one in document.found}
         assert causes == {(rank, "unknown"), (4, "design")}
@@ -75,7 +77,9 @@ def test_stages_that_are_even_again_are_cleared() -> None:
     simulation, job = pipeline(UNEVEN), JobJudge("job", LiveRules())
     (found,) = judged(simulation, job, 7)
     simulation.plan = replace(simulation.plan, stage_work=(1.0, 1.0))
-    cleared = [one for one in judged(simulation, job, 8) if isinstance(one, EvenRole)]
+    cleared = [
+        one for one in judged(simulation, job, 8) if isinstance(one, KeepsUp) and one.is_design
+    ]
     assert [(one.round, one.rank) for one in cleared] == [(1, 4)]
     document = revised(blank("job"), [found], FindingContext(NOW, 1, id_from)).document
     (fact,) = revised(document, cleared, FindingContext(NOW, 1, id_from)).facts
@@ -100,9 +104,9 @@ def test_the_price_of_uneven_stages_is_near_the_truth() -> None:
     even = DeviceSimulation(replace(PIPELINE, stage_work=(1.15,) * 4), microbatches=16)
     even.run(8 * 16)
     truth = (simulation.now.max() - simulation.begun) / (even.now.max() - even.begun)
-    assert change.finding.role == "stage 3"
-    assert change.finding.slowdown_ratio is not None
-    assert 1 + change.finding.slowdown_ratio == pytest.approx(truth, rel=0.05)
+    assert change.role == "stage 3"
+    assert change.slowdown_ratio is not None
+    assert 1 + change.slowdown_ratio == pytest.approx(truth, rel=0.05)
 
 
 def test_the_policy_acts_on_no_design() -> None:
@@ -135,11 +139,13 @@ def test_another_replica_goes_on_with_it(is_early: bool) -> None:
         assert judged(simulation, job, 2) == []
         job.adopt([known(4)])
     assert judged(simulation, job, 10) == []
-    assert without_costs(job.end("the job is over")) == [EvenRole(1, 4, "the job is over")]
+    assert without_costs(job.end("the job is over")) == [
+        KeepsUp(1, 4, "the job is over", is_design=True)
+    ]
 
 
 def test_one_of_an_older_round_is_over() -> None:
     simulation, job = pipeline(replace(UNEVEN, round=2)), JobJudge("job", LiveRules())
     job.adopt([known(4)])
     (over,) = judged(simulation, job, 1)
-    assert over == EvenRole(1, 4, "round 2 began")
+    assert over == KeepsUp(1, 4, "round 2 began", is_design=True)

@@ -32,10 +32,15 @@ class SlowRankFound:
     first_step: int
     last_step: int
 
+    @property
+    def is_design(self) -> bool:
+        """Whether all ranks of a role have more to do than others, and this one stands for them."""
+        return self.cause == "design"
+
 
 @dataclass(frozen=True, slots=True)
 class KeepsUp:
-    """A slow rank keeps up again, or is gone; reported once."""
+    """A slow rank keeps up again, or is gone; or its role has no more to do; reported once."""
 
     round: int
     rank: int
@@ -43,6 +48,8 @@ class KeepsUp:
     last_step: int | None = None
     """The end of the window that shows it: later findings stay. None if the change
     holds for any window."""
+    is_design: bool = False
+    """It is about the role that the rank stood for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,26 +76,4 @@ class StepsShifted:
     section: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class UnevenRole:
-    """All ranks of a role have more to do than those of others; reported once."""
-
-    finding: SlowRankFound
-    """Of cause `design`, about one of its ranks that stands for all of them."""
-
-    @property
-    def round(self) -> int:
-        return self.finding.round
-
-
-@dataclass(frozen=True, slots=True)
-class EvenRole:
-    """A role no longer has more to do than others; reported once."""
-
-    round: int
-    rank: int
-    """The rank that stood for the role."""
-    reason: str
-
-
-Change = SlowRankFound | KeepsUp | Cost | StepsShifted | UnevenRole | EvenRole
+Change = SlowRankFound | KeepsUp | Cost | StepsShifted

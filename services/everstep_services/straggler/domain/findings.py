@@ -6,7 +6,9 @@ so any number of replicas with the same data make one fact.
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from everstep.messages import (
@@ -23,11 +25,9 @@ from everstep.slow_rank_causes import meaning_of
 from everstep_services.straggler.domain.changes import (
     Change,
     Cost,
-    EvenRole,
     KeepsUp,
     SlowRankFound,
     StepsShifted,
-    UnevenRole,
 )
 from everstep_services.straggler.domain.policy import Action
 from everstep_services.straggler.domain.switches import StragglerSwitches
@@ -150,11 +150,8 @@ class _Draft:
         match change:
             case SlowRankFound():
                 self._slow(change)
-            case UnevenRole():
-                self._slow(change.finding)
-            case KeepsUp() | EvenRole():
-                is_design = isinstance(change, EvenRole)
-                straggler = self.stragglers.get((change.round, change.rank, is_design))
+            case KeepsUp():
+                straggler = self.stragglers.get((change.round, change.rank, change.is_design))
                 if straggler is not None and not _is_older(change, straggler):
                     self.clear([straggler], change.reason)
             case Cost():
@@ -179,7 +176,14 @@ class _Draft:
         """Clear findings; if there are many, the rest follows with the next write."""
         for straggler in list(stragglers)[:_CLEARED_AT_ONCE]:
             del self.stragglers[_key(straggler)]
-            self.facts.append(self._cleared(straggler, reason))
+            self._record(
+                StragglerCleared,
+                straggler,
+                id=self._id("cleared", straggler.finding),
+                reason=reason,
+                lasted_s=round(self._now.since_s(straggler.found_at), 3),
+                lost_s=round(straggler.lost_so_far_s, 3) if straggler.counted_step else None,
+            )
 
     def enter(self, round_: int | None) -> None:
         """A newer round has begun: findings of the one before are over."""
@@ -195,63 +199,25 @@ class _Draft:
         key = _key(change)
         if key in self.stragglers or len(self.stragglers) >= _FOUND_MOST:
             return
-        kind = "uneven" if change.cause == "design" else "slow"
+        kind = "uneven" if change.is_design else "slow"
         finding = self._id(kind, self._before.job, change.round, change.rank, change.last_step)
         self.stragglers[key] = KnownStraggler(
-            finding=finding,
-            round=change.round,
-            rank=change.rank,
-            node=change.node,
-            slot=change.slot,
-            found_at=self._now.wall,
-            last_step=change.last_step,
-            cause=change.cause,
-            reason=change.reason[:_REASON_MOST],
-            lost_s=change.lost_s,
-            slower_ratio=change.slower_ratio,
-            slowdown_ratio=change.slowdown_ratio,
-            confidence=change.confidence,
-            lost_so_far_s=max(change.lost_s, 0.0) * (change.last_step - change.first_step + 1),
-            counted_step=change.last_step,
+            **{
+                **_named_alike(KnownStraggler, change),
+                "finding": finding,
+                "found_at": self._now.wall,
+                "reason": change.reason[:_REASON_MOST],
+                "lost_so_far_s": max(change.lost_s, 0.0)
+                * (change.last_step - change.first_step + 1),
+                "counted_step": change.last_step,
+            }
         )
-        self.facts.append(self._fact(change, finding))
-
-    def _fact(self, change: SlowRankFound, finding: str) -> StragglerFound:
-        return StragglerFound(
+        self._record(
+            StragglerFound,
+            change,
             id=finding,
-            job=self._before.job,
-            at=self._now.wall,
-            source=SOURCE,
-            round=change.round,
-            node=change.node,
-            slot=change.slot,
-            rank=change.rank,
-            cause=change.cause,
             reason=change.reason[:_FACT_REASON_MOST],
-            role=change.role,
-            section=change.section,
-            scores=change.scores,
-            lateness_s=change.lateness_s,
-            slowdown_ratio=change.slowdown_ratio,
-            windows=change.windows,
-            confidence=change.confidence,
             failure_class=meaning_of(change.cause).helps,
-        )
-
-    def _cleared(self, straggler: KnownStraggler, reason: str) -> StragglerCleared:
-        lasted_s = self._now.since_s(straggler.found_at)
-        return StragglerCleared(
-            id=self._id("cleared", straggler.finding),
-            job=self._before.job,
-            at=self._now.wall,
-            source=SOURCE,
-            round=straggler.round,
-            node=straggler.node,
-            rank=straggler.rank,
-            reason=reason,
-            finding=straggler.finding,
-            lasted_s=round(lasted_s, 3),
-            lost_s=round(straggler.lost_so_far_s, 3) if straggler.counted_step else None,
         )
 
     def _shifted(self, change: StepsShifted) -> None:
@@ -259,20 +225,13 @@ class _Draft:
         if self._shifted_step and abs(change.step - self._shifted_step) <= apart:
             return
         self._shifted_step = change.step
-        self.facts.append(
-            StepTimeShifted(
-                id=self._id("shifted", self._before.job, change.round, change.step),
-                job=self._before.job,
-                at=self._now.wall,
-                source=SOURCE,
-                round=change.round,
-                before_s=change.before_s,
-                now_s=change.now_s,
-                step=change.step,
-                reason=change.reason,
-                section=change.section,
-            )
-        )
+        shift = self._id("shifted", self._before.job, change.round, change.step)
+        self._record(StepTimeShifted, change, id=shift)
+
+    def _record(self, kind: type[Fact], of: object, **more: object) -> None:
+        """Record a fact with the fields of a change, or of a straggler, and with `more`."""
+        head = {"job": self._before.job, "at": self._now.wall, "source": SOURCE}
+        self.facts.append(kind(**{**_named_alike(kind, of), **head, **more}))
 
     def _id(self, *parts: object) -> str:
         return self._now.derive(*map(str, parts))
@@ -283,11 +242,14 @@ def _key(finding: KnownStraggler | SlowRankFound) -> tuple[int, int, bool]:
     return finding.round, finding.rank, finding.cause == "design"
 
 
-def _is_older(change: KeepsUp | EvenRole, straggler: KnownStraggler) -> bool:
+def _is_older(change: KeepsUp, straggler: KnownStraggler) -> bool:
     """The change was seen before the finding, as by a replica that was stopped for a while."""
-    if isinstance(change, EvenRole) or change.last_step is None:
-        return False
-    return change.last_step < straggler.last_step
+    return change.last_step is not None and change.last_step < straggler.last_step
+
+
+def _named_alike(kind: type[Struct], of: object) -> dict[str, Any]:
+    """The fields of a message that are attributes of `of` by the same name."""
+    return {name: getattr(of, name) for name in kind.__struct_fields__ if hasattr(of, name)}
 
 
 def _fact_id(text: str) -> str:

@@ -16,7 +16,7 @@ from everstep.messages import (
     ShowTimings,
     TimingTable,
 )
-from everstep_services.straggler.domain.changes import Change, Cost, EvenRole, KeepsUp
+from everstep_services.straggler.domain.changes import Change, Cost, KeepsUp
 from everstep_services.straggler.domain.live import answers
 from everstep_services.straggler.domain.live.measures import Meter
 from everstep_services.straggler.domain.live.round import LiveRound
@@ -93,17 +93,15 @@ class JobJudge:
                 changes += self._round.close(window, self.rules)
         return changes
 
-    def end(self, reason: str) -> list[Cost | KeepsUp | EvenRole]:
+    def end(self, reason: str) -> list[Cost | KeepsUp]:
         """End the job or its round. Returns the ranks that were slow until then, and their cost."""
-        kept = [change for change in self._pending if isinstance(change, Cost | KeepsUp | EvenRole)]
+        kept = [change for change in self._pending if isinstance(change, Cost | KeepsUp)]
         self._pending = []
         return [*kept, *self._leave(reason)]
 
-    def _leave(self, reason: str) -> list[Cost | KeepsUp | EvenRole]:
+    def _leave(self, reason: str) -> list[Cost | KeepsUp]:
         judged = self._round
-        gone: list[Cost | KeepsUp | EvenRole] = [
-            _over(straggler, reason) for straggler in self._adopted
-        ]
+        gone: list[Cost | KeepsUp] = [_over(straggler, reason) for straggler in self._adopted]
         self._adopted = []
         self._round = None
         if judged is None:
@@ -112,7 +110,10 @@ class JobJudge:
         self._ended = max(self._ended, judged.number)
         gone += judged.costs.tell(is_over=True)
         gone += [KeepsUp(judged.number, rank, reason) for rank in judged.slow()]
-        return [*gone, *(EvenRole(judged.number, rank, reason) for rank in judged.uneven())]
+        return [
+            *gone,
+            *(KeepsUp(judged.number, rank, reason, is_design=True) for rank in judged.uneven()),
+        ]
 
     def adopt(self, stragglers: Iterable[KnownStraggler]) -> None:
         """Take over findings that another replica made."""
@@ -163,7 +164,6 @@ class JobJudge:
         return answers.gauges(self._round)
 
 
-def _over(straggler: KnownStraggler, reason: str) -> KeepsUp | EvenRole:
-    if straggler.cause == "design":
-        return EvenRole(straggler.round, straggler.rank, reason)
-    return KeepsUp(straggler.round, straggler.rank, reason)
+def _over(straggler: KnownStraggler, reason: str) -> KeepsUp:
+    is_design = straggler.cause == "design"
+    return KeepsUp(straggler.round, straggler.rank, reason, is_design=is_design)

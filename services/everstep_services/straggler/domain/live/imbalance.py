@@ -7,7 +7,7 @@ import numpy as np
 
 from everstep.messages import Score
 from everstep_services.straggler.domain.arrays import finite_median, medians_by
-from everstep_services.straggler.domain.changes import EvenRole, SlowRankFound, UnevenRole
+from everstep_services.straggler.domain.changes import KeepsUp, SlowRankFound
 from everstep_services.straggler.domain.live.measures import Measured
 from everstep_services.straggler.domain.operations import Array
 
@@ -55,7 +55,9 @@ class Imbalance:
         if rank not in self.uneven.values():
             self.adopted.add(rank)
 
-    def observe(self, number: int, measured: Measured, ratio: float) -> list[UnevenRole | EvenRole]:
+    def observe(
+        self, number: int, measured: Measured, ratio: float
+    ) -> list[SlowRankFound | KeepsUp]:
         """Take in a window. A role is uneven if steps lose that share by it, for long enough."""
         roles = _roles(measured)
         for name in self.uneven.keys() - {role.name for role in roles}:
@@ -66,7 +68,7 @@ class Imbalance:
             if mine:
                 self.uneven[role.name] = min(mine)
                 self.adopted -= mine
-        changes: list[UnevenRole | EvenRole] = []
+        changes: list[SlowRankFound | KeepsUp] = []
         for role in roles:
             changes += self._judge(number, measured, role, ratio)
         self.lost_s = {
@@ -76,7 +78,7 @@ class Imbalance:
 
     def _judge(
         self, number: int, measured: Measured, role: _Role, ratio: float
-    ) -> list[UnevenRole | EvenRole]:
+    ) -> list[SlowRankFound | KeepsUp]:
         lost = role.lost_s / measured.step_s if measured.step_s > 0 else 0.0
         is_above = role.is_apart and lost >= ratio
         self.above[role.name] = self.above.get(role.name, 0) + 1 if is_above else 0
@@ -84,13 +86,13 @@ class Imbalance:
         if role.name not in self.uneven and self.above[role.name] >= _WINDOWS:
             finding = _finding(number, measured, role, ratio)
             self.uneven[role.name] = finding.rank
-            return [UnevenRole(finding)]
+            return [finding]
         if role.name in self.uneven and self.below[role.name] >= _WINDOWS:
             reason = (
                 f"role {role.name} needs {role.own_s * 1e3:.1f} ms of each step, and all roles "
                 f"{role.mean_s * 1e3:.1f} ms in the mean, for {_WINDOWS} windows"
             )
-            return [EvenRole(number, self.uneven.pop(role.name), reason)]
+            return [KeepsUp(number, self.uneven.pop(role.name), reason, is_design=True)]
         return []
 
 
@@ -117,9 +119,8 @@ def _roles(measured: Measured) -> list[_Role]:
 
 def _finding(number: int, measured: Measured, role: _Role, ratio: float) -> SlowRankFound:
     """The finding, under the lowest rank of the role, which is as little to blame as the others."""
-    sample, row = measured.sample, int(role.rows[0])
-    node, rank = sample.nodes[int(sample.node[row])], int(sample.rank[row])
-    step_s, lost_s = measured.step_s, role.lost_s
+    row, step_s, lost_s = int(role.rows[0]), measured.step_s, role.lost_s
+    rank = int(measured.sample.rank[row])
     reason = (
         f"all {len(role.rows)} ranks of role {role.name} need {role.own_s * 1e3:.1f} ms of each "
         f"step of {step_s * 1e3:.1f} ms by themselves ({role.own_s / step_s * 100:.0f} %), and the "
@@ -132,12 +133,10 @@ def _finding(number: int, measured: Measured, role: _Role, ratio: float) -> Slow
         signal="own", value_s=role.own_s, reference_s=role.mean_s,
         relative_score=role.mean_s / role.own_s if role.own_s > 0 else None,
     )  # fmt: skip
-    return SlowRankFound(
-        round=number, rank=rank, node=node.node, slot=node.slot, role=role.name, cause="design",
-        reason=reason, section=_section(measured, role), scores=(score,), lateness_s=None,
-        slower_ratio=role.own_s / role.mean_s - 1, lost_s=lost_s,
+    return measured.finding(
+        number, row, cause="design", reason=reason, section=_section(measured, role),
+        scores=(score,), lateness_s=None, slower_ratio=role.own_s / role.mean_s - 1, lost_s=lost_s,
         slowdown_ratio=lost_s / (step_s - lost_s), windows=_WINDOWS, confidence=_CONFIDENCE,
-        first_step=sample.first_step, last_step=sample.last_step,
     )  # fmt: skip
 
 

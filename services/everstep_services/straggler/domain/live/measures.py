@@ -2,11 +2,13 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from everstep_services.straggler.domain import scores
 from everstep_services.straggler.domain.arrays import combined, finite_median, medians_by
+from everstep_services.straggler.domain.changes import SlowRankFound
 from everstep_services.straggler.domain.live.arrivals import Matched, Waits, matched, slack
 from everstep_services.straggler.domain.live.clocks import (
     Alignment,
@@ -74,6 +76,21 @@ class Measured:
         """A signal of the operating system or the driver, by row."""
         values: Array = self.sample.signals[:, SIGNALS[name]]
         return values
+
+    def finding(self, number: int, row: int, **about: Any) -> SlowRankFound:
+        """The finding about the rank of a row; its first step is the window's unless given."""
+        sample = self.sample
+        node = sample.nodes[int(sample.node[row])]
+        about.setdefault("first_step", sample.first_step)
+        return SlowRankFound(
+            round=number,
+            rank=int(sample.rank[row]),
+            node=node.node,
+            slot=node.slot,
+            role=self.roles[int(self.role[row])],
+            last_step=sample.last_step,
+            **about,
+        )
 
     @property
     def own_sections_s(self) -> Array:

@@ -8,7 +8,7 @@ import numpy as np
 
 from everstep.messages import KnownStraggler
 from everstep_services.straggler.domain import verdict
-from everstep_services.straggler.domain.changes import Change, KeepsUp, SlowRankFound, StepsShifted
+from everstep_services.straggler.domain.changes import Change, KeepsUp, SlowRankFound
 from everstep_services.straggler.domain.live.causes import Blame, blame, from_host
 from everstep_services.straggler.domain.live.imbalance import Imbalance
 from everstep_services.straggler.domain.live.links import (
@@ -78,7 +78,7 @@ class LiveRound:
     """By slow subject: the rank that is reported instead, whose link holds the subject back."""
     links: Links = field(default_factory=Links)
     imbalance: Imbalance = field(default_factory=Imbalance)
-    steps: Steps = field(default_factory=Steps)
+    steps: Steps = field(init=False)
     replay: Replay | None = None
     """Of the newest window, once it is needed."""
     cost: Price | None = None
@@ -86,7 +86,7 @@ class LiveRound:
     costs: Costs = field(init=False)
 
     def __post_init__(self) -> None:
-        self.costs = Costs(self.number)
+        self.costs, self.steps = Costs(self.number), Steps(self.number)
 
     def close(self, window: Gathered, rules: LiveRules) -> list[Change]:
         """Measure and judge a window."""
@@ -261,15 +261,7 @@ class LiveRound:
         trips = measured.signal("round_trip_s")
         trip_s = float(np.nanmax(trips)) if np.isfinite(trips).any() else float("nan")
         shift = self.steps.add(first, measured.step_s, sections, trip_s, rules.shift_ratio)
-        if shift is None:
-            return []
-        change = StepsShifted(
-            self.number, shift.before_s, shift.now_s, shift.first_step, shift.reason, shift.section
-        )
-        return [change]
-
-    def _step_of(self, number: int, measured: Measured) -> int:
-        return self.first_steps.get(number, measured.sample.first_step)
+        return [] if shift is None else [shift]
 
     def _cleared(self, cleared: Cleared, last_step: int) -> list[Change]:
         rank = self.named.pop(cleared.subject, cleared.subject)
@@ -329,33 +321,26 @@ class LiveRound:
 
 
 def _slow_node(number: int, measured: Measured, slow_node: SlowNode) -> SlowRankFound:
-    sample, row, step_s = measured.sample, slow_node.row, slow_node.step_s
-    node, share = (
-        sample.nodes[int(sample.node[row])],
-        slow_node.lost_s / (step_s - slow_node.lost_s),
-    )
+    step_s, lost_s = slow_node.step_s, slow_node.lost_s
     reason = (
-        f"steps take {step_s * 1e3:.1f} ms, {slow_node.lost_s * 1e3:.1f} ms more than before, and "
+        f"steps take {step_s * 1e3:.1f} ms, {lost_s * 1e3:.1f} ms more than before, and "
         f"no rank's own time explains it; for {LINK_WINDOWS} windows, {slow_node.words}"
     )
-    return SlowRankFound(
-        round=number, rank=int(sample.rank[row]), node=node.node, slot=node.slot,
-        role=measured.roles[int(measured.role[row])], cause=slow_node.cause, reason=reason,
-        section=None, scores=(), lateness_s=None, slower_ratio=0.0, lost_s=slow_node.lost_s,
-        slowdown_ratio=share, windows=LINK_WINDOWS, confidence=slow_node.confidence,
-        first_step=sample.first_step, last_step=sample.last_step,
+    return measured.finding(
+        number, slow_node.row, cause=slow_node.cause, reason=reason, section=None, scores=(),
+        lateness_s=None, slower_ratio=0.0, lost_s=lost_s,
+        slowdown_ratio=lost_s / (step_s - lost_s), windows=LINK_WINDOWS,
+        confidence=slow_node.confidence,
     )  # fmt: skip
 
 
 def _slow_rank(
     number: int, measured: Measured, row: int, change: Found, why: Blame, first_step: int
 ) -> SlowRankFound:
-    node = measured.sample.nodes[int(measured.sample.node[row])]
-    return SlowRankFound(
-        round=number, rank=int(measured.sample.rank[row]), node=node.node, slot=node.slot,
-        role=measured.roles[int(measured.role[row])], cause=why.cause, reason=why.reason,
-        section=why.section, scores=why.scores,
-        lateness_s=float(measured.late_s[row]) if np.isfinite(measured.late_s[row]) else None,
-        slower_ratio=change.ratio, lost_s=why.lost_s, slowdown_ratio=None, windows=change.windows,
-        confidence=why.confidence, first_step=first_step, last_step=measured.sample.last_step,
+    late_s = float(measured.late_s[row])
+    return measured.finding(
+        number, row, cause=why.cause, reason=why.reason, section=why.section, scores=why.scores,
+        lateness_s=late_s if np.isfinite(late_s) else None, slower_ratio=change.ratio,
+        lost_s=why.lost_s, slowdown_ratio=None, windows=change.windows, confidence=why.confidence,
+        first_step=first_step,
     )  # fmt: skip

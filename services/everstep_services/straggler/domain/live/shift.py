@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from everstep_services.straggler.domain.arrays import finite_median
+from everstep_services.straggler.domain.changes import StepsShifted
 
 _WINDOWS = 3
 """This many windows in a row make a change."""
@@ -20,17 +21,6 @@ _TRIPS, _LEAST_TRIP_S = 3.0, 0.001
 
 
 @dataclass(frozen=True, slots=True)
-class Shift:
-    """The step changed."""
-
-    before_s: float
-    now_s: float
-    first_step: int
-    section: str | None
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class _Seen:
     first_step: int
     step_s: float
@@ -40,8 +30,9 @@ class _Seen:
 
 @dataclass(slots=True)
 class Steps:
-    """The lengths of a job's steps, window by window."""
+    """The lengths of a job's steps in a round, window by window."""
 
+    round: int
     usual: deque[_Seen] = field(default_factory=lambda: deque(maxlen=_KEPT))
     recent: deque[_Seen] = field(default_factory=lambda: deque(maxlen=_WINDOWS))
 
@@ -52,7 +43,7 @@ class Steps:
         sections: Mapping[str, float],
         trip_s: float,
         ratio: float,
-    ) -> Shift | None:
+    ) -> StepsShifted | None:
         """Take in a window in which no rank stands out, with the longest of the nodes' round trips.
 
         Returns a change, once.
@@ -73,7 +64,7 @@ class Steps:
         """Forget recent windows: while a rank is slow, they do not describe the whole job."""
         self.recent.clear()
 
-    def _shift(self, ratio: float) -> Shift | None:
+    def _shift(self, ratio: float) -> StepsShifted | None:
         before = np.array([window.step_s for window in self.usual])
         middle = float(np.median(before))
         noise = 1.4826 * float(np.median(np.abs(before - middle)))
@@ -90,7 +81,8 @@ class Steps:
             f"{_NOISE:g} times the noise of {noise * 1e3:.2f} ms), and no rank stands out{words}"
             f"{self._trips()}"
         )
-        return Shift(middle, now_s, self.recent[0].first_step, section, reason)
+        first = self.recent[0].first_step
+        return StepsShifted(self.round, middle, now_s, first, reason, section)
 
     def _trips(self) -> str:
         """Whether the network changed, too, in words."""
