@@ -22,7 +22,6 @@ from everstep.messages import (
     ShowScores,
     ShowSwitches,
     ShowTimings,
-    SwitchInForce,
     SwitchTable,
     TimingTable,
 )
@@ -112,13 +111,7 @@ class StragglerAnswers:
         assert isinstance(question, ShowSwitches)
         cluster = await self._control(CLUSTER)
         job = None if question.job == CLUSTER else await self._control(question.job)
-        switches = self._jobs.explained(cluster, job)
-        return SwitchTable(
-            switches=tuple(
-                SwitchInForce(name=switch.name, value=switch.value, source=switch.source)
-                for switch in switches
-            )
-        )
+        return SwitchTable(switches=self._jobs.explained(cluster, job))
 
     async def _control(self, key: str) -> ControlDocument | None:
         try:

@@ -16,6 +16,7 @@ from everstep.messages import (
     NodeTimings,
     RoundDocument,
     StragglersDocument,
+    SwitchInForce,
 )
 from everstep.subjects import CLUSTER
 from everstep_services.straggler.domain.changes import Change, KeepsUp, SlowRankFound
@@ -25,7 +26,6 @@ from everstep_services.straggler.domain.rules import LiveRules
 from everstep_services.straggler.domain.switches import (
     SWITCHED_OFF,
     StragglerSwitches,
-    SwitchValue,
     explained,
     in_force,
 )
@@ -357,7 +357,7 @@ class Jobs:
 
     def explained(
         self, cluster: ControlDocument | None, job: ControlDocument | None
-    ) -> tuple[SwitchValue, ...]:
+    ) -> tuple[SwitchInForce, ...]:
         """Return every switch, and where its value is from, according to these documents."""
         return explained(self._default, cluster, job)
 

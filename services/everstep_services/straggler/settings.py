@@ -1,8 +1,10 @@
 """The [straggler] section: how slow ranks are detected, and what is done about them."""
 
+from typing import Any
+
 from everstep.settings import Settings
 from everstep.slow_rank_causes import CURABLE, OF_NODE
-from everstep_services.straggler.domain.switches import StragglerSwitches
+from everstep_services.straggler.domain.switches import SETTINGS, StragglerSwitches
 
 
 class StragglerSettings(Settings, frozen=True, kw_only=True):
@@ -80,15 +82,8 @@ class StragglerSettings(Settings, frozen=True, kw_only=True):
 
 def defaults(settings: StragglerSettings) -> StragglerSwitches:
     """The switches of a job for which nobody has set any."""
-    return StragglerSwitches(
-        is_on=settings.timings,
-        is_cpu_timed=settings.cpu,
-        window_s=settings.window_s,
-        window_steps=settings.window_steps,
-        slower_ratio=settings.slower_ratio,
-        stop_below=settings.stop_below,
-        stop_reports=settings.stop_reports,
-        exclude_after_s=settings.exclude_after_s,
-        exclude_confidence=settings.exclude_confidence,
-        exclude_causes=settings.exclude_causes,
-    )
+    values: dict[str, Any] = {
+        field: getattr(settings, name.removeprefix("straggler."))
+        for name, field in SETTINGS.items()
+    }
+    return StragglerSwitches(**values)

@@ -1,14 +1,12 @@
 """The switches that operators have set at run time, which override the settings."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from everstep.messages import ControlDocument
+from everstep.messages import ControlDocument, SwitchInForce
 from everstep.slow_rank_causes import CURABLE, OF_NODE
 
 Mode = Literal["observe", "enforce"]
-T = TypeVar("T", int, float)
 
 SWITCHED_OFF = "timings were switched off"
 """Why a finding is over, whichever path noticed it first."""
@@ -47,26 +45,16 @@ def in_force(default: StragglerSwitches, *documents: ControlDocument | None) -> 
             values |= document.settings
             modes |= document.modes
             is_braked = is_braked or document.is_braked
-    return replace(
-        default,
-        is_on=_is_on(values, "straggler.timings", default.is_on),
-        is_cpu_timed=_is_on(values, "straggler.cpu", default.is_cpu_timed),
-        window_s=_number(values, "straggler.window_s", default.window_s),
-        window_steps=_number(values, "straggler.window_steps", default.window_steps),
-        slower_ratio=_number(values, "straggler.slower_ratio", default.slower_ratio),
-        stop_below=_number(values, "straggler.stop_below", default.stop_below),
-        stop_reports=_number(values, "straggler.stop_reports", default.stop_reports),
-        exclude_after_s=_number(values, "straggler.exclude_after_s", default.exclude_after_s),
-        exclude_confidence=_number(
-            values, "straggler.exclude_confidence", default.exclude_confidence
-        ),
-        exclude_causes=_causes(values.get("straggler.exclude_causes"), default.exclude_causes),
-        stop_mode=_mode(modes, "stop", is_braked=is_braked),
-        exclude_mode=_mode(modes, "exclude", is_braked=is_braked),
-    )
+    changed: dict[str, Any] = {
+        field: _read(values.get(name), getattr(default, field)) for name, field in SETTINGS.items()
+    }
+    for name, field in _MODES.items():
+        is_enforced = modes.get(name.removeprefix("modes.")) == "enforce" and not is_braked
+        changed[field] = "enforce" if is_enforced else "observe"
+    return replace(default, **changed)
 
 
-_FIELDS = {
+SETTINGS = {
     "straggler.timings": "is_on",
     "straggler.cpu": "is_cpu_timed",
     **{
@@ -76,31 +64,25 @@ _FIELDS = {
             *("exclude_after_s", "exclude_confidence", "exclude_causes"),
         )
     },
-    "modes.stop": "stop_mode",
-    "modes.exclude": "exclude_mode",
 }
-"""Each switch, and the field that it changes."""
-
+"""Each switch that has the name of a setting, and the field that it changes."""
+_MODES = {"modes.stop": "stop_mode", "modes.exclude": "exclude_mode"}
+_FIELDS = {**SETTINGS, **_MODES}
 
 Source = Literal["default", "settings", "control", "control of the job", "brake"]
 
 
-@dataclass(frozen=True, slots=True)
-class SwitchValue:
-    """The value of one switch in force, and where it is from."""
-
-    name: str
-    value: str
-    source: Source
-
-
 def explained(
     settings: StragglerSwitches, cluster: ControlDocument | None, job: ControlDocument | None
-) -> tuple[SwitchValue, ...]:
+) -> tuple[SwitchInForce, ...]:
     """Every switch by name. `settings` is what holds where nothing was switched."""
     now = in_force(settings, cluster, job)
     return tuple(
-        SwitchValue(name, _written(getattr(now, field)), _source(name, settings, (cluster, job)))
+        SwitchInForce(
+            name=name,
+            value=_written(getattr(now, field)),
+            source=_source(name, settings, (cluster, job)),
+        )
         for name, field in sorted(_FIELDS.items())
     )
 
@@ -127,24 +109,18 @@ def _acts(document: ControlDocument, name: str, settings: StragglerSwitches) -> 
     """Whether a document decides a switch, whatever the settings say."""
     if name.startswith("modes."):
         return name.removeprefix("modes.") in document.modes
-    field = _FIELDS[name]
-    changed: dict[str, Any] = {field: _different(getattr(settings, field))}
-    other = replace(settings, **changed)
-    return bool(
-        getattr(in_force(settings, document), field) == getattr(in_force(other, document), field)
-    )
+    value, text = getattr(settings, _FIELDS[name]), document.settings.get(name)
+    return bool(_read(text, value) == _read(text, _different(value)))
 
 
-def _different(value: object) -> object:
+def _different(value: Any) -> Any:
     match value:
         case bool():
             return not value
         case tuple():
             return ()
-        case int() | float():
-            return value + 1
         case _:
-            return None
+            return value + 1
 
 
 def _written(value: object) -> str:
@@ -160,22 +136,17 @@ def _written(value: object) -> str:
             return str(value)
 
 
-def _is_on(values: Mapping[str, str], name: str, default: bool) -> bool:
-    return {"on": True, "off": False}.get(values.get(name, ""), default)
-
-
-def _number(values: Mapping[str, str], name: str, default: T) -> T:
-    try:
-        value = type(default)(values[name])
-    except (KeyError, ValueError):
-        return default
-    return value if 0 < value < 1e9 else default  # not a NaN either
-
-
-def _causes(value: str | None, default: tuple[str, ...]) -> tuple[str, ...]:
-    causes = tuple(value.split(",")) if value else default
-    return causes if set(causes) <= set(CURABLE) else default
-
-
-def _mode(modes: Mapping[str, str], actuator: str, *, is_braked: bool) -> Mode:
-    return "enforce" if modes.get(actuator) == "enforce" and not is_braked else "observe"
+def _read(text: str | None, default: Any) -> Any:
+    """The value that an operator has written; the default for a text that makes no sense."""
+    match default:
+        case bool():
+            return {"on": True, "off": False}.get(text or "", default)
+        case tuple():
+            causes = tuple(text.split(",")) if text else default
+            return causes if set(causes) <= set(CURABLE) else default
+        case _:
+            try:
+                value = type(default)(text)
+            except (TypeError, ValueError):
+                return default
+            return value if 0 < value < 1e9 else default  # not a NaN either

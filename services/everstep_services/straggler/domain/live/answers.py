@@ -24,7 +24,7 @@ from everstep.messages import (
 from everstep_services.straggler.domain.arrays import dense, means_by, medians_by
 from everstep_services.straggler.domain.live.measures import Measured
 from everstep_services.straggler.domain.live.round import LiveRound
-from everstep_services.straggler.domain.live.samples import GroupIdentity
+from everstep_services.straggler.domain.live.samples import SHOWN_SIGNALS, GroupIdentity
 from everstep_services.straggler.domain.operations import Array
 
 _MOST_GROUPS = 100
@@ -105,29 +105,48 @@ def _some(names: list[str]) -> str:
     return f"{shown} and {len(names) - 3} more roles" if len(names) > 3 else shown
 
 
-_SIGNALS = (("cpu", "main_cpu_s"), ("runnable", "runnable_s"))
-
-
 @dataclass(frozen=True, slots=True)
-class _Usual:
-    """The usual values to compare ranks with, computed once: a job may have 100 000 ranks."""
+class _Signal:
+    """A signal of all rows, computed once: a job may have 100 000 ranks. NaN is not known."""
 
-    own_s: Array
-    """By role."""
-    lowest: Array
-    """By section."""
-    signals: Mapping[str, tuple[Array, Array]]
-    """Of each signal the value of each row, and what is usual in each role."""
+    name: str
+    relative: Array
+    individual: Array
+    value_s: Array
+    usual_s: Array
+
+    def of(self, row: int) -> Iterator[Score]:
+        """The score of a row, if it has the signal."""
+        if np.isfinite(self.value_s[row]) or np.isfinite(self.relative[row]):
+            yield Score(
+                signal=self.name[:512],
+                relative_score=_known(self.relative[row]),
+                individual_score=_known(self.individual[row]),
+                value_s=_known(self.value_s[row]),
+                reference_s=_known(self.usual_s[row]),
+            )
 
 
-def _usual(measured: Measured) -> _Usual:
-    steps = np.maximum(measured.sample.steps, 1)
-    values = {name: measured.signal(of) / steps for name, of in _SIGNALS}
-    return _Usual(
-        own_s=_by_role(measured, measured.own_s),
-        lowest=np.fmin.reduce(measured.sections.medians, axis=0),
-        signals={name: (each, _by_role(measured, each)) for name, each in values.items()},
-    )
+def _signals(measured: Measured) -> Iterator[_Signal]:
+    nothing, sections = np.full(len(measured.role), np.nan), measured.sections
+    usual_s = _by_role(measured, measured.own_s)[measured.role]
+    yield _of_time("own", np.where(measured.own_s > 0, measured.own_s, np.nan), usual_s)
+    for column, name in enumerate(sections.names):
+        medians = sections.medians[:, column]
+        lowest = np.full(len(medians), np.fmin.reduce(medians))
+        relative, individual = measured.relative[:, column], measured.individual[:, column]
+        yield _Signal(f"section:{name or 'step'}", relative, individual, medians, lowest)
+    yield _Signal("gpu", measured.gpu_relative, measured.gpu_individual, nothing, nothing)
+    for name, of in SHOWN_SIGNALS.items():
+        values = measured.per_step(of)
+        yield _of_time(name, values, _by_role(measured, values)[measured.role])
+
+
+def _of_time(name: str, value_s: Array, usual_s: Array) -> _Signal:
+    """The signal of a time: its score is what is usual in the role over the own value."""
+    ratio = usual_s / np.where(value_s > 0, value_s, np.nan)
+    known_s = np.where(np.isfinite(value_s), usual_s, np.nan)
+    return _Signal(name, ratio, np.full(len(value_s), np.nan), value_s, known_s)
 
 
 def _by_role(measured: Measured, values: Array) -> Array:
@@ -136,55 +155,20 @@ def _by_role(measured: Measured, values: Array) -> Array:
 
 
 def _ranks(round_: LiveRound, measured: Measured, rows: Array) -> Iterator[RankScores]:
-    sample, usual, slow = measured.sample, _usual(measured), frozenset(round_.slow())
+    sample, slow, signals = measured.sample, frozenset(round_.slow()), list(_signals(measured))
     for row in rows.tolist():
         rank = int(sample.rank[row])
         yield RankScores(
             rank=rank,
             node=sample.nodes[int(sample.node[row])].node,
             role=measured.roles[int(measured.role[row])],
-            scores=tuple(_scores(measured, row, usual)),
+            scores=tuple(score for signal in signals for score in signal.of(row)),
             is_straggler=rank in slow,
             own_s=_known(measured.own_s[row]),
             slower_ratio=_known(round_.slower[rank]),
             lateness_s=_known(measured.late_s[row]),
             waited_s=_known(measured.waited_s[row]),
         )
-
-
-def _scores(measured: Measured, row: int, usual: _Usual) -> list[Score]:
-    rows = []
-    own_s, role = float(measured.own_s[row]), int(measured.role[row])
-    if np.isfinite(own_s) and own_s > 0:
-        middle = float(usual.own_s[role])
-        rows.append(
-            Score(signal="own", relative_score=middle / own_s, value_s=own_s, reference_s=middle)
-        )
-    for column, name in enumerate(measured.sections.names):
-        value = _known(measured.sections.medians[row, column])
-        if value is not None:
-            rows.append(
-                Score(
-                    signal=f"section:{name or 'step'}"[:512],
-                    relative_score=_known(measured.relative[row, column]),
-                    individual_score=_known(measured.individual[row, column]),
-                    value_s=value,
-                    reference_s=float(usual.lowest[column]),
-                )
-            )
-    gpu = _known(measured.gpu_relative[row])
-    if gpu is not None:
-        individual = _known(measured.gpu_individual[row])
-        rows.append(Score(signal="gpu", relative_score=gpu, individual_score=individual))
-    for signal, (values, by_role) in usual.signals.items():
-        value = _known(values[row])
-        if value is not None:
-            middle = float(by_role[role])
-            ratio = middle / value if value > 0 else None
-            rows.append(
-                Score(signal=signal, relative_score=ratio, value_s=value, reference_s=middle)
-            )
-    return rows
 
 
 def _groups(measured: Measured, names: list[object]) -> tuple[GroupScores, ...]:
@@ -238,50 +222,49 @@ def _last(measured: Measured, at: Array, waited: Array) -> tuple[int, float]:
 
 def timing_table(round_: LiveRound, question: ShowTimings) -> TimingTable:
     """Ranks by windows."""
-    history, meter = round_.history, round_.meter
-    sections = [str(name) for name in meter.names.sections.names()]
-    number = sections.index(question.section) if question.section in sections else -1
-    first = max(0, question.first_rank)
     most = max(0, min(question.most_ranks, _MOST_ROWS))
-    windows = max(0, min(question.most_windows, _MOST_WINDOWS))
-    last = min(meter.world, first + most)
-    values = history.table(question.measure, number, windows, slice(first, last))
-    shown = list(history.windows)[-windows:] if windows else []
-    rows = _rows(round_, values, first, last)
-    return TimingTable(
-        round=round_.number,
-        measure=question.measure,
-        windows=tuple((window.first_step, window.last_step) for window in shown),
-        rows=rows,
-        next_rank=last if last < meter.world else None,
-        sections=tuple(sections),
-    )
+    ranks, values, about = _shown(round_, question, most)
+    return TimingTable(rows=_rows(round_, values, ranks), **about)
 
 
 def heat_map_part(round_: LiveRound, question: ShowHeatMap, most_ranks: int) -> HeatMapPart:
     """Ranks by windows, in two bytes a cell."""
+    windows = max(1, min(question.most_windows, len(round_.history.windows)))
+    most = max(1, min(most_ranks, _CELLS_A_PART // windows))
+    ranks, values, about = _shown(round_, question, most)
+    low, high, cells = _cells(values)
+    return HeatMapPart(
+        first_rank=ranks.start,
+        nodes=_node_runs(round_, ranks),
+        low=low,
+        high=high,
+        cells=base64.b64encode(cells.T.tobytes()).decode(),
+        **about,
+    )
+
+
+def _shown(
+    round_: LiveRound, question: ShowTimings | ShowHeatMap, most_ranks: int
+) -> tuple[range, Array, dict[str, Any]]:
+    """The ranks to show, their values by window, and what all answers say about them."""
     history, meter = round_.history, round_.meter
     sections = [str(name) for name in meter.names.sections.names()]
     number = sections.index(question.section) if question.section in sections else -1
     windows = max(0, min(question.most_windows, _MOST_WINDOWS))
     first = min(max(0, question.first_rank), meter.world)
-    most = min(most_ranks, _CELLS_A_PART // max(1, min(windows, len(history.windows))))
-    last = min(meter.world, first + max(1, most))
+    last = min(meter.world, first + most_ranks)
     values = history.table(question.measure, number, windows, slice(first, last))
-    shown = list(history.windows)[-windows:] if windows else []
-    low, high, cells = _cells(values)
-    return HeatMapPart(
-        round=round_.number,
-        measure=question.measure,
-        windows=tuple((window.first_step, window.last_step) for window in shown),
-        first_rank=first,
-        nodes=_node_runs(round_, first, last),
-        low=low,
-        high=high,
-        cells=base64.b64encode(cells.T.tobytes()).decode(),
-        next_rank=last if last < meter.world else None,
-        sections=tuple(sections),
-    )
+    about: dict[str, Any] = {
+        "round": round_.number,
+        "measure": question.measure,
+        "windows": tuple(
+            (window.first_step, window.last_step)
+            for window in (list(history.windows)[-windows:] if windows else [])
+        ),
+        "next_rank": last if last < meter.world else None,
+        "sections": tuple(sections),
+    }
+    return range(first, last), values, about
 
 
 def _cells(values: Array) -> tuple[float, float, np.ndarray[Any, np.dtype[np.uint16]]]:
@@ -297,36 +280,32 @@ def _cells(values: Array) -> tuple[float, float, np.ndarray[Any, np.dtype[np.uin
     return low, high, placed.round().astype("<u2")
 
 
-def _node_runs(round_: LiveRound, first: int, last: int) -> tuple[NodeRun, ...]:
+def _node_runs(round_: LiveRound, ranks: range) -> tuple[NodeRun, ...]:
     measured = round_.newest
     if measured is None:
         return ()
-    names = [""] * (last - first)
+    names = [""] * len(ranks)
     sample = measured.sample
     for rank, node in zip(sample.rank.tolist(), sample.node.tolist(), strict=True):
-        if first <= rank < last:
-            names[rank - first] = sample.nodes[node].node
+        if rank in ranks:
+            names[rank - ranks.start] = sample.nodes[node].node
     return tuple(NodeRun(node=name, ranks=len(list(run))) for name, run in groupby(names))
 
 
-def _rows(round_: LiveRound, values: Array, first: int, last: int) -> tuple[TimingRow, ...]:
+def _rows(round_: LiveRound, values: Array, ranks: range) -> tuple[TimingRow, ...]:
     measured = round_.newest
     if measured is None:
         return ()
     row_of = {int(rank): row for row, rank in enumerate(measured.sample.rank)}
     rows = []
-    for rank in range(first, last):
+    for place, rank in enumerate(ranks):
         row = row_of.get(rank)
         is_sampled = row is not None
         node = measured.sample.nodes[int(measured.sample.node[row])].node if is_sampled else ""
         role = measured.roles[int(measured.role[row])] if is_sampled else ""
-        column = values[:, rank - first].tolist() if len(values) else []
-        rows.append(
-            TimingRow(
-                rank=rank, node=node, role=role,
-                values=tuple(value if value == value else None for value in column),
-            )
-        )  # fmt: skip
+        column = values[:, place].tolist() if len(values) else []
+        shown = tuple(value if value == value else None for value in column)
+        rows.append(TimingRow(rank=rank, node=node, role=role, values=shown))
     return tuple(rows)
 
 

@@ -136,7 +136,7 @@ def throttled(measured: Measured) -> Array:
 
 
 def _excess(measured: Measured, name: str) -> Array:
-    held_s = measured.signal(name) / np.maximum(measured.sample.steps, 1)
+    held_s = measured.per_step(name)
     return held_s - finite_median(held_s)
 
 

@@ -77,6 +77,11 @@ class Measured:
         values: Array = self.sample.signals[:, SIGNALS[name]]
         return values
 
+    def per_step(self, name: str) -> Array:
+        """A signal over the steps of the window, by row."""
+        values: Array = self.signal(name) / np.maximum(self.sample.steps, 1)
+        return values
+
     def finding(self, number: int, row: int, **about: Any) -> SlowRankFound:
         """The finding about the rank of a row; its first step is the window's unless given."""
         sample = self.sample

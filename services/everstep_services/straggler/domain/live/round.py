@@ -28,7 +28,7 @@ from everstep_services.straggler.domain.live.price import (
     price,
     replay_of,
 )
-from everstep_services.straggler.domain.live.samples import Names
+from everstep_services.straggler.domain.live.samples import SHOWN_SIGNALS, Names
 from everstep_services.straggler.domain.live.shift import Steps
 from everstep_services.straggler.domain.live.windows import (
     Gathered,
@@ -46,7 +46,6 @@ _KEPT_NUMBERS = 128
 _ENOUGH = 0.6
 """A window with fewer of the known ranks than this share is shown, and not judged."""
 _SPARED_MOST = 16
-_SIGNALS = {"cpu": "main_cpu_s", "runnable": "runnable_s"}
 
 
 @dataclass(slots=True)
@@ -303,13 +302,12 @@ class LiveRound:
             everywhere[rank] = values
             return everywhere
 
-        per_step = 1 / np.maximum(measured.sample.steps, 1)
         measures = {
             "own": spread(measured.own_s),
             "ratio": self.slower.astype(np.float32),
             "waited": spread(measured.waited_s),
             "step": spread(measured.sample.step_s),
-        } | {name: spread(measured.signal(of) * per_step) for name, of in _SIGNALS.items()}
+        } | {name: spread(measured.per_step(of)) for name, of in SHOWN_SIGNALS.items()}
         measures["round_trip"] = spread(measured.signal("round_trip_s"))
         sections_s = measured.own_sections_s
         sections = {

@@ -50,6 +50,8 @@ HOST: Final = (
 """The columns of `NodeSample.host`, then those of `DEVICE`."""
 DEVICE: Final = ("clock_mhz", "clock_most_mhz", "power_watts", "temperature_celsius")
 SIGNALS: Final = {name: number for number, name in enumerate((*HOST, *DEVICE))}
+SHOWN_SIGNALS: Final = {"cpu": "main_cpu_s", "runnable": "runnable_s"}
+"""The names of the signals that people see."""
 _host_of = attrgetter(*HOST)
 _device_of = attrgetter(*DEVICE)
 _NO_HOST: Final = (None,) * len(HOST)

@@ -50,9 +50,7 @@ class SlowRow:
 
     def per_step(self, name: str, shown: str = "") -> SlowSignal:
         """A time of the operating system."""
-        values = self.measured.signal(name)
-        steps = np.maximum(self.measured.sample.steps, 1)
-        return self._signal(shown or name.removesuffix("_s"), values / steps)
+        return self._signal(shown or name.removesuffix("_s"), self.measured.per_step(name))
 
     def plain(self, name: str) -> SlowSignal:
         return self._signal(name, self.measured.signal(name))
