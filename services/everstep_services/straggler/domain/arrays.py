@@ -52,8 +52,50 @@ def means_by(keys: Array, values: Array, count: int) -> Array:
     return means
 
 
-def ordinals(keys: Array) -> Array:
-    """For each row how many rows before it have the same key."""
+def medians_of(keys: Array, values: Array) -> Array:
+    """For each row the median of the values with its key."""
+    medians: Array = medians_by(keys, values, int(keys.max(initial=-1)) + 1)[keys]
+    return medians
+
+
+def means_of(keys: Array, values: Array) -> Array:
+    """For each row the mean of the values with its key."""
+    means: Array = means_by(keys, values, int(keys.max(initial=-1)) + 1)[keys]
+    return means
+
+
+def row_medians(values: Array, least: int = 1) -> Array:
+    """The median of what is known of each row; NaN where fewer than `least` values are."""
+    if not values.shape[1]:
+        return np.full(len(values), np.nan)
+    ordered = np.sort(values, axis=1)
+    count = np.isfinite(ordered).sum(axis=1)
+    each = np.arange(len(values))
+    low, high = ordered[each, np.maximum(count - 1, 0) // 2], ordered[each, count // 2]
+    medians: Array = np.where(count >= least, (low + high) / 2, np.nan)
+    return medians
+
+
+def middle_of_known(values: Array) -> Array:
+    """The mean of the middle half of each row, of what is known of it; NaN where nothing is."""
+    ordered = np.sort(values, axis=1)
+    count = np.isfinite(ordered).sum(axis=1)
+    cut = np.where(count > 3, count // 4, np.maximum(count - 1, 0) // 2)
+    sums = np.cumsum(np.nan_to_num(ordered), axis=1, dtype=np.float64)
+    sums = np.concatenate([np.zeros((len(values), 1)), sums], axis=1)
+    each = np.arange(len(values))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        middles: Array = (sums[each, count - cut] - sums[each, cut]) / (count - 2 * cut)
+    return middles
+
+
+def ordinals(keys: Array, times: Array | None = None) -> Array:
+    """For each row how many rows before it, or earlier ones, have the same key."""
+    if times is not None:
+        by_time = np.argsort(times, kind="stable")
+        ordered = np.empty(len(keys), dtype=np.int64)
+        ordered[by_time] = ordinals(keys[by_time])
+        return ordered
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     begins = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(keys) else order

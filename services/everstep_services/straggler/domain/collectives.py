@@ -5,7 +5,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from everstep_services.straggler.domain.arrays import combined, dense, medians_by, ordinals
+from everstep_services.straggler.domain.arrays import (
+    combined,
+    dense,
+    medians_by,
+    medians_of,
+    ordinals,
+)
 from everstep_services.straggler.domain.operations import (
     Array,
     OperationKind,
@@ -51,10 +57,8 @@ def matched(table: Operations) -> Array:
         return keys
     groups = _instances(table, at)
     number = np.where(table.sequence[at] >= 0, table.sequence[at], -1)
-    order = np.argsort(table.start[at], kind="stable")
-    ordinal = np.empty(len(at), dtype=np.int64)
     cells = combined(groups, table.op[at], table.step[at], table.rank[at])
-    ordinal[order] = ordinals(cells[order])
+    ordinal = ordinals(cells, table.start[at])
     ordinal[number >= 0] = 0
     keys[at] = combined(groups, table.step[at], table.op[at], number, ordinal)
     return keys
@@ -103,14 +107,12 @@ def _taking_part(table: Operations, at: Array, places: Sequence[Place], rank: Ar
 
 def _fits(table: Operations, at: Array, group: Array, rank: Array) -> bool:
     """Whether collectives of these groups hardly ever end on a rank before another begins."""
-    order = np.argsort(table.start[at], kind="stable")
-    ordinal = np.empty(len(at), dtype=np.int64)
-    ordinal[order] = ordinals(combined(group, table.step[at], rank)[order])
+    ordinal = ordinals(combined(group, table.step[at], rank), table.start[at])
     key = combined(group, table.step[at], ordinal)
     count = int(key.max()) + 1
     # A rank whose clock is ahead is late each time by the same amount.
-    off = table.end[at] - medians_by(key, table.end[at], count)[key]
-    ahead = medians_by(rank, off, int(rank.max()) + 1)[rank]
+    off = table.end[at] - medians_of(key, table.end[at])
+    ahead = medians_of(rank, off)
     begin, end = np.full(count, -np.inf), np.full(count, np.inf)
     np.maximum.at(begin, key, table.start[at] - ahead)
     np.minimum.at(end, key, table.end[at] - ahead)
@@ -151,7 +153,7 @@ def aligned(table: Operations) -> tuple[Operations, ClockCorrection | None]:
     before = _scatter(key, end)
     for _ in range(_ITERATIONS):
         off = end - offset[rank] - drift[rank] * (end - middle)
-        residual = off - medians_by(key, off, int(key.max()) + 1)[key]
+        residual = off - medians_of(key, off)
         offset += np.nan_to_num(medians_by(rank, residual, len(ranks)))
         drift += _slopes(rank, end - middle, residual, len(ranks))
     after = _scatter(key, end - offset[rank] - drift[rank] * (end - middle))
@@ -170,7 +172,7 @@ def aligned(table: Operations) -> tuple[Operations, ClockCorrection | None]:
 
 
 def _scatter(key: Array, end: Array) -> float:
-    apart = np.abs(end - medians_by(key, end, int(key.max()) + 1)[key])
+    apart = np.abs(end - medians_of(key, end))
     return float(np.percentile(apart, 90))
 
 
@@ -228,19 +230,18 @@ def _links(table: Operations, at: Array, sends: Array) -> Array:
     return _by_place(table, at, sends)
 
 
+def pipeline_columns(places: Sequence[Place]) -> Array:
+    """A number for each place, equal for those that differ only in their stage of the pipeline."""
+    return _numbered(places, ("data", "tensor", "expert"))
+
+
 def _by_place(table: Operations, at: Array, sends: Array) -> Array:
     ranks, index = dense(table.rank[at])
-    places = [table.places.get(int(rank)) for rank in ranks]
-    if any(place is None or place.pipeline is None for place in places):
+    places = [table.places.get(int(rank), Place()) for rank in ranks]
+    if any(place.pipeline is None for place in places):
         return np.full(len(at), -1)
-    seats = [place for place in places if place is not None]
-    stage = np.array([place.pipeline for place in seats])[index]
-    column = combined(
-        *(
-            np.array([-1 if (value := getattr(place, name)) is None else value for place in seats])
-            for name in ("data", "tensor", "expert")
-        )
-    )[index]
+    stage = np.array([place.pipeline for place in places])[index]
+    column = pipeline_columns(places)[index]
     direction = np.array([direction_of(name) for name in table.ops])[table.op[at]]
     count = int(stage.max()) + 1
     source = np.where(sends, stage, (stage - direction) % count)

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from everstep_services.straggler.domain.arrays import combined, dense, ordinals
-from everstep_services.straggler.domain.collectives import matched, pairs
+from everstep_services.straggler.domain.collectives import matched, pairs, pipeline_columns
 from everstep_services.straggler.domain.operations import (
     Array,
     OperationKind,
     Operations,
+    Place,
     direction_of,
 )
 
@@ -216,21 +217,15 @@ def pipeline_edges(trace: Trace, rows: slice) -> tuple[Array, Array]:
         & (direction != 0)
     )
     at = np.flatnonzero(is_staged) + rows.start
-    places = [table.places.get(int(rank)) for rank in trace.ranks]
-    if not len(at) or any(place is None or place.pipeline is None for place in places):
+    places = [table.places.get(int(rank), Place()) for rank in trace.ranks]
+    if not len(at) or any(place.pipeline is None for place in places):
         return np.empty(0, np.int64), np.empty(0, np.int64)
     direction = direction[is_staged]
-    stage = np.array([place.pipeline for place in places if place])[trace.rank[at]]
-    others = [
-        np.array([-1 if (value := getattr(place, name)) is None else value for place in places])
-        for name in ("data", "tensor", "expert")
-    ]
-    column = combined(*others)[trace.rank[at]]
+    stage = np.array([place.pipeline for place in places])[trace.rank[at]]
+    column = pipeline_columns(places)[trace.rank[at]]
     last = int(stage.max())
-    at_order = np.lexsort((table.start[at], trace.rank[at]))
-    chunk = np.empty(len(at), dtype=np.int64)
     cells = combined(trace.rank[at], direction, table.microbatch[at])
-    chunk[at_order] = ordinals(cells[at_order])
+    chunk = ordinals(cells, table.start[at])
     wraps = stage == np.where(direction > 0, 0, last)
     wanted_stage = np.where(wraps, last - stage, stage - direction)
     wanted_chunk = chunk - wraps

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from everstep.slow_rank_causes import SlowRankCause
-from everstep_services.straggler.domain.arrays import combined, dense, medians_by
+from everstep_services.straggler.domain.arrays import combined, dense, medians_of
 from everstep_services.straggler.domain.operations import (
     Array,
     OperationKind,
@@ -147,7 +147,7 @@ def lengths_vary(parts: Decomposed) -> bool:
     rank = dense(trace.rank[rows][first])[1]
     relative = []
     for way in ways:
-        usual = medians_by(rank, way, int(rank.max()) + 1)[rank]
+        usual = medians_of(rank, way)
         relative.append(np.divide(way, usual, out=np.ones(size), where=usual > 0))
     ahead, back = relative
     if ahead.std() < _UNEVEN or back.std() < _UNEVEN:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from everstep_services.straggler.domain import whatif
-from everstep_services.straggler.domain.arrays import combined, means_by, medians_by
+from everstep_services.straggler.domain.arrays import combined, means_of, medians_of
 from everstep_services.straggler.domain.case import TraceCase, row_means
 from everstep_services.straggler.domain.dependencies import Trace
 from everstep_services.straggler.domain.operations import Array, OperationKind
@@ -81,8 +81,7 @@ def without_gaps(case: TraceCase) -> TraceCase:
             lag_s[alike.rows] = np.maximum(lag_s[alike.rows], excess)
     work_s, alone = parts.work_s.copy(), np.flatnonzero(_is_alone(case.trace))
     op = case.trace.table.op[alone]
-    usual = medians_by(op, work_s[alone], int(op.max(initial=-1)) + 1)
-    work_s[alone] = np.minimum(work_s[alone], usual[op])
+    work_s[alone] = np.minimum(work_s[alone], medians_of(op, work_s[alone]))
     return replace(case, parts=replace(parts, lag_s=lag_s, work_s=work_s))
 
 
@@ -162,5 +161,4 @@ def even_lengths(case: TraceCase) -> Variant | None:
     trace = case.trace
     rows = np.flatnonzero((trace.kinds == OperationKind.COMPUTE) & (trace.table.microbatch >= 0))
     key = combined(trace.rank[rows], trace.table.op[rows])
-    means = means_by(key, case.parts.work_s[rows], int(key.max()) + 1)[key]
-    return Variant(rows, case.parts.lag_s[rows], means)
+    return Variant(rows, case.parts.lag_s[rows], means_of(key, case.parts.work_s[rows]))

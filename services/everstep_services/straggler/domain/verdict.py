@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from everstep_services.straggler.domain.arrays import middle_of_known, row_medians
 from everstep_services.straggler.domain.operations import Array
 
 
@@ -208,7 +209,7 @@ def compare(window: Window, limits: SlownessLimits, state: VerdictState | None =
     episodes: set[int] = set()
     is_slow = np.isin(window.subjects, list(state.slow))
     earlier = _aligned(state.subjects, state.earlier, window.subjects, _EARLIER)
-    grown = window.own_s / _medians(earlier, _LEAST_EARLIER) - 1
+    grown = window.own_s / row_medians(earlier, _LEAST_EARLIER) - 1
     order = np.argsort(window.role, kind="stable")
     bounds = np.flatnonzero(np.diff(window.role[order])) + 1
     for rows in np.split(order, bounds):
@@ -265,24 +266,12 @@ def _peers(grown: Array, is_slow: Array, earlier: Array) -> Array:
 def _own_noise(earlier: Array) -> float:
     """How much a member of a role group differs from window to window, in the median."""
     some = earlier[:: max(1, len(earlier) // _MOST_ASKED)]
-    usual = _medians(some, _LEAST_EARLIER)
+    usual = row_medians(some, _LEAST_EARLIER)
     some, usual = some[np.isfinite(usual)], usual[np.isfinite(usual)]
     if not len(some):
         return float("nan")
-    apart = _medians(np.abs(some / usual[:, None] - 1), 1)
+    apart = row_medians(np.abs(some / usual[:, None] - 1), 1)
     return 1.4826 * float(np.median(apart))
-
-
-def _medians(values: Array, least: int) -> Array:
-    """The median of what is known of each row; NaN where fewer than `least` values are."""
-    if not values.shape[1]:
-        return np.full(len(values), np.nan)
-    ordered = np.sort(values, axis=1)
-    count = np.isfinite(ordered).sum(axis=1)
-    each = np.arange(len(values))
-    low, high = ordered[each, np.maximum(count - 1, 0) // 2], ordered[each, count // 2]
-    medians: Array = np.where(count >= least, (low + high) / 2, np.nan)
-    return medians
 
 
 def _taught(
@@ -312,15 +301,8 @@ _MOST = 0.75
 
 def middle_of_most(values: Array) -> Array:
     """The same of what is known of each row; NaN where a quarter or more is not."""
-    ordered = np.sort(values, axis=1)
-    count = np.isfinite(ordered).sum(axis=1)
-    cut = np.where(count > 3, count // 4, np.maximum(count - 1, 0) // 2)
-    each = np.arange(len(values))
-    sums = np.cumsum(np.nan_to_num(ordered), axis=1, dtype=np.float64)
-    sums = np.concatenate([np.zeros((len(values), 1)), sums], axis=1)
-    parts = np.maximum(count - 2 * cut, 1)
-    means: Array = (sums[each, count - cut] - sums[each, cut]) / parts
-    return np.where(count > _MOST * values.shape[1], means, np.nan)
+    counts = np.isfinite(values).sum(axis=1)
+    return np.where(counts > _MOST * values.shape[1], middle_of_known(values), np.nan)
 
 
 _FEW, _OF_FEW, _OF_MANY = 6, 1.16, 1.09

@@ -5,7 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from everstep_services.straggler.domain.arrays import combined, means_by, medians_by, ordinals
+from everstep_services.straggler.domain.arrays import (
+    combined,
+    means_by,
+    means_of,
+    medians_by,
+    medians_of,
+    ordinals,
+)
 from everstep_services.straggler.domain.dependencies import Trace
 from everstep_services.straggler.domain.operations import Array, OperationKind
 from everstep_services.straggler.domain.replay import (
@@ -85,9 +92,7 @@ def _without_unseen_waits(trace: Trace, lag: Array) -> Array:
     places = [table.places.get(int(rank)) for rank in trace.ranks]
     stage = np.array([-1 if it is None or it.pipeline is None else it.pipeline for it in places])
     cell = combined(trace.rank, table.step, table.op)
-    order = np.argsort(table.start, kind="stable")
-    ordinal = np.empty(len(lag), dtype=np.int64)
-    ordinal[order] = ordinals(cell[order])
+    ordinal = ordinals(cell, table.start)
     kind = combined(stage[trace.rank], table.op, table.microbatch, ordinal)
     key = combined(kind, table.step)
     count = int(key.max(initial=-1)) + 1
@@ -226,11 +231,8 @@ def ideal(parts: Decomposed) -> Variant:
     trace = parts.trace
     compute = trace.kinds == OperationKind.COMPUTE
     key = combined(np.zeros(len(trace.table), dtype=np.int64), trace.table.op)
-    size = int(key.max(initial=-1)) + 1
-    lag = means_by(key, parts.lag_s, size)[key]
-    work = means_by(key, parts.work_s, size)[key]
-    sized = _sizes(trace, key)
-    medians = medians_by(sized, parts.work_s, int(sized.max(initial=-1)) + 1)[sized]
+    lag, work = means_of(key, parts.lag_s), means_of(key, parts.work_s)
+    medians = medians_of(_sizes(trace, key), parts.work_s)
     return Variant(np.arange(len(key)), lag, np.where(compute, work, medians))
 
 

@@ -144,7 +144,8 @@ def _signals(measured: Measured) -> Iterator[_Signal]:
 
 def _of_time(name: str, value_s: Array, usual_s: Array) -> _Signal:
     """The signal of a time: its score is what is usual in the role over the own value."""
-    ratio = usual_s / np.where(value_s > 0, value_s, np.nan)
+    with np.errstate(over="ignore"):  # a node may send any value
+        ratio = usual_s / np.where(value_s > 0, value_s, np.nan)
     known_s = np.where(np.isfinite(value_s), usual_s, np.nan)
     return _Signal(name, ratio, np.full(len(value_s), np.nan), value_s, known_s)
 

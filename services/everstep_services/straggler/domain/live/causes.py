@@ -280,10 +280,7 @@ def _place(measured: Measured, row: int) -> str:
     """Between which operations a row loses the most, in words; empty where that is not known."""
     if measured.entered is None:
         return ""
-    table = next(
-        (candidate for candidate in measured.entered.own_times.tables if row in candidate.rows),
-        None,
-    )
+    table = measured.entered.own_times.table_of(row)
     if table is None:
         return ""
     pair = _worst_pair(measured, table, int(np.searchsorted(table.rows, row)))

@@ -7,7 +7,12 @@ from typing import Any
 import numpy as np
 
 from everstep_services.straggler.domain import scores
-from everstep_services.straggler.domain.arrays import combined, finite_median, medians_by
+from everstep_services.straggler.domain.arrays import (
+    combined,
+    finite_median,
+    medians_by,
+    medians_of,
+)
 from everstep_services.straggler.domain.changes import SlowRankFound
 from everstep_services.straggler.domain.live.arrivals import Matched, Waits, matched, slack
 from everstep_services.straggler.domain.live.clocks import (
@@ -303,13 +308,7 @@ def _unheard(sample: Sample) -> Array:
     answers = np.bincount(sample.entry_row, minlength=len(sample.rank))
     if not (answers == 0).any() or not answers.any():
         return np.zeros(len(sample.rank), dtype=bool)
-    gaps = {
-        int(rank): gap
-        for node in sample.nodes
-        for rank, gap in zip(node.rank, node.gaps, strict=True)
-        if SILENT in gap
-    }
-    asked = np.isin(sample.rank, list(gaps))
+    asked = np.isin(sample.rank, [rank for rank, gap in sample.gaps.items() if SILENT in gap])
     unheard: Array = asked & (answers == 0)
     return unheard
 
@@ -319,11 +318,7 @@ def _unknown(sample: Sample, own_s: Array) -> str:
     unknown = np.flatnonzero(np.isnan(own_s)).tolist()
     if not unknown:
         return ""
-    gaps = {
-        int(rank): gap
-        for node in sample.nodes
-        for rank, gap in zip(node.rank, node.gaps, strict=True)
-    }
+    gaps = sample.gaps
     entered = np.bincount(sample.entry_row, minlength=len(own_s)) > 0
     by_reason: dict[str, list[int]] = {}
     for row in unknown:
@@ -356,7 +351,7 @@ def _beyond_clocks(own_s: Array, role: Array, node: Array, margin: Array) -> Arr
     pair = combined(role, node)
     pairs = int(pair.max()) + 1
     shift = medians_by(*_finite(pair, own_s), pairs)[pair] - usual[role]
-    most = medians_by(pair, margin, pairs)[pair]
+    most = medians_of(pair, margin)
     within: Array = own_s - np.clip(np.nan_to_num(shift), -most, most)
     return within
 

@@ -4,7 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from everstep_services.straggler.domain.arrays import dense, medians_by
+from everstep_services.straggler.domain.arrays import (
+    dense,
+    medians_by,
+    medians_of,
+    middle_of_known,
+    row_medians,
+)
 from everstep_services.straggler.domain.live.arrivals import Matched
 from everstep_services.straggler.domain.operations import Array
 
@@ -45,6 +51,10 @@ class OwnTimes:
     shared: Array
     """How many collectives in a step it waits in with ranks of other nodes."""
     tables: tuple[RoleTable, ...]
+
+    def table_of(self, row: int) -> RoleTable | None:
+        """The table that has a row of the sample."""
+        return next((table for table in self.tables if row in table.rows), None)
 
 
 def phases(matched: Matched, step_s: float) -> Array:
@@ -124,8 +134,7 @@ def _rebase(
     """
     row, column = place[0][partial], place[1][partial]
     _, index = np.unique(cell[partial], return_inverse=True)
-    within = medians_by(index, values[row, column], int(index.max()) + 1)
-    values[row, column] += usual[column] - within[index]
+    values[row, column] += usual[column] - medians_of(index, values[row, column])
 
 
 def _blocks(at: Array, steps: float) -> tuple[Array, int, float]:
@@ -158,20 +167,6 @@ def _own(table: RoleTable) -> Array:
     return own_s
 
 
-def middle_of_known(values: Array) -> Array:
-    """The mean of the middle half of each row, of what is known of it; NaN where nothing is."""
-    ordered = np.sort(values, axis=1)
-    count = np.isfinite(ordered).sum(axis=1)
-    cut = np.where(count > 3, count // 4, np.maximum(count - 1, 0) // 2)
-    sums = np.concatenate(
-        [np.zeros((len(values), 1)), np.cumsum(np.nan_to_num(ordered), axis=1)], axis=1
-    )
-    each = np.arange(len(values))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        middles: Array = (sums[each, count - cut] - sums[each, cut]) / (count - 2 * cut)
-    return middles
-
-
 def column_medians(values: Array) -> Array:
     """The median of what is known of each column; NaN where nothing is."""
     gaps = np.isnan(values).any(axis=0)
@@ -179,11 +174,7 @@ def column_medians(values: Array) -> Array:
     if not gaps.all():
         medians[~gaps] = np.median(values[:, ~gaps], axis=0)
     if gaps.any():
-        ordered = np.sort(values[:, gaps], axis=0)
-        count = np.isfinite(ordered).sum(axis=0)
-        each = np.arange(len(count))
-        low = ordered[np.maximum(count - 1, 0) // 2, each]
-        medians[gaps] = (low + ordered[np.minimum(count // 2, np.maximum(count - 1, 0)), each]) / 2
+        medians[gaps] = row_medians(values[:, gaps].T)
     return medians
 
 

@@ -76,10 +76,7 @@ def price(replay: Replay, rows: Sequence[int], slow: Sequence[int], steps: float
     """What the job loses by these rows; their peers are those of their role that are not slow."""
     segment = replay.segment.copy()
     for row in rows:
-        table = next(
-            (candidate for candidate in replay.entered.own_times.tables if row in candidate.rows),
-            None,
-        )
+        table = replay.entered.own_times.table_of(row)
         if table is not None:
             _replace(segment, table, row, slow)
     before, after = replay.before_s, replay.took_s(segment)

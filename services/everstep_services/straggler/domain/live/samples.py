@@ -108,26 +108,17 @@ class GroupIdentity:
     """0 where it is not known."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSample:
-    """One node's window: a row a rank, a row a run of entries, a row an entry."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleTable:
+    """A window: a row a rank, a row a section or kernel of a rank, a row an entry."""
 
-    node: str
-    slot: int
-    clocks: tuple[ClockOffset, ...]
-    steal_s: float
-    links: tuple[tuple[str, int], ...]
-    window_s: float
-    """How long the window was, by the node."""
     rank: Array
     steps: Array
     step_s: Array
     role: Array
     """The number of the declared role; -1 for none."""
-    gaps: tuple[str, ...]
     signals: Array
     """Ranks × (`HOST`, `DEVICE`)."""
-    throttled: tuple[tuple[str, ...], ...]
     sections: Array
     """Rows of `SECTION_COLUMNS` numbers."""
     kernels: Array
@@ -143,6 +134,18 @@ class NodeSample:
     """-1 where it is not known."""
     entry_is_transfer: Array
     """Its sequence is the rank's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSample(SampleTable):
+    """One node's window."""
+
+    node: str
+    slot: int
+    clocks: tuple[ClockOffset, ...]
+    steal_s: float
+    gaps: tuple[str, ...]
+    throttled: tuple[tuple[str, ...], ...]
 
 
 def sample_of(timings: NodeTimings, names: Vocabulary, refused: Counter[str]) -> NodeSample:
@@ -167,8 +170,6 @@ def sample_of(timings: NodeTimings, names: Vocabulary, refused: Counter[str]) ->
         slot=timings.slot,
         clocks=tuple(clock for clock in timings.clocks[:64] if _is_clock(clock, refused)),
         steal_s=_seconds(timings.host_steal_s, refused),
-        links=timings.link_errors[:16],
-        window_s=_seconds(timings.window_s, refused),
         rank=np.array([rank.rank for rank in ranks], dtype=np.int64),
         steps=steps,
         step_s=_step_s(ranks, steps, _seconds(timings.window_s, refused) / expected, refused),

@@ -10,6 +10,7 @@ from everstep.messages import NodeTimings
 from everstep_services.straggler.domain.live.samples import (
     MOST_WORLD,
     NodeSample,
+    SampleTable,
     Vocabulary,
     sample_of,
 )
@@ -87,31 +88,21 @@ class Windows:
         return closed
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample(SampleTable):
     """A closed window of all nodes: a row a rank, in the order of ranks."""
 
     first_step: int
     last_step: int
     nodes: tuple[NodeSample, ...]
-    rank: Array
     node: Array
     """The index of each rank's node."""
-    step_s: Array
-    steps: Array
-    role: Array
-    signals: Array
-    sections: Array
-    """As in `NodeSample`, with rows of this sample."""
-    kernels: Array
-    entry_row: Array
-    entry_group: Array
-    entry_sequence: Array
-    entry_us: Array
-    entry_op: Array
-    entry_section: Array
-    entry_lasted_us: Array
-    entry_is_transfer: Array
+
+    @property
+    def gaps(self) -> dict[int, str]:
+        """By rank, why measurements of it are missing; empty where none are."""
+        pairs = (zip(node.rank.tolist(), node.gaps, strict=True) for node in self.nodes)
+        return {rank: gap for of_node in pairs for rank, gap in of_node}
 
 
 _ENTRY = (
