@@ -15,90 +15,44 @@ from trainer_sdk.checkpoint.storage.pickle_data import (
 )
 from trainer_sdk.checkpoint.storage.value_archive import KINDS, Made, ValueArchive
 
-_DATA = frozenset(
-    {
-        *(f"builtins.{name}" for name in ("bytes", "frozenset", "range", "slice")),
-        *(f"datetime.{name}" for name in ("date", "datetime", "time", "timedelta", "timezone")),
-        *(
-            f"{module}.{name}"
-            for module in ("pathlib", "pathlib._local")
-            for name in ("PosixPath", "PurePosixPath")
-        ),
-        *(
-            f"numpy.{core}.multiarray.{name}"
-            for core in ("_core", "core")
-            for name in ("_reconstruct", "scalar")
-        ),
-        *(f"numpy.{core}.numeric._frombuffer" for core in ("_core", "core")),
-        "decimal.Decimal",
-        "fractions.Fraction",
-        "numpy.dtype",
-        "numpy.ndarray",
-        "uuid.UUID",
-    }
-)
-_OF_TORCH = frozenset(
-    {
-        "_codecs.encode",
-        "builtins.bytearray",
-        "builtins.complex",
-        "builtins.set",
-        "collections.Counter",
-        "collections.OrderedDict",
-        "torch._tensor._rebuild_from_type_v2",
-        "torch.nn.parameter.Parameter",
-        "torch.serialization._get_layout",
-        *(
-            f"torch._utils._rebuild_{name}"
-            for name in (
-                "parameter",
-                "parameter_with_state",
-                "qtensor",
-                "sparse_tensor",
-                "tensor_v2",
-                "tensor_v3",
-            )
-        ),
-    }
+
+def _names(modules: str, names: str) -> frozenset[str]:
+    """Each of these names, in each of these modules."""
+    return frozenset(f"{module}.{name}" for module in modules.split() for name in names.split())
+
+
+_PATHS = _names("pathlib pathlib._local", "PosixPath PurePosixPath")
+_RECONSTRUCTED = _names("numpy._core.multiarray numpy.core.multiarray", "_reconstruct")
+_DATA = (
+    _PATHS
+    | _RECONSTRUCTED
+    | _names("numpy._core.multiarray numpy.core.multiarray", "scalar")
+    | _names("numpy._core.numeric numpy.core.numeric", "_frombuffer")
+    | _names("numpy", "dtype ndarray")
+    | _names("builtins", "bytearray bytes complex frozenset range set slice")
+    | _names("collections", "Counter OrderedDict")
+    | _names("datetime", "date datetime time timedelta timezone")
+    | {"_codecs.encode", "decimal.Decimal", "fractions.Fraction", "uuid.UUID"}
+    | {"torch._tensor._rebuild_from_type_v2", "torch.nn.parameter.Parameter"}
+    | {"torch.serialization._get_layout"}
+    | _names("torch._utils", "_rebuild_parameter _rebuild_parameter_with_state _rebuild_qtensor")
+    | _names("torch._utils", "_rebuild_sparse_tensor _rebuild_tensor_v2 _rebuild_tensor_v3")
 )
 _MODULES_OF_TORCH = frozenset({"torch", "torch.cuda", "torch.sparse", "torch.storage"})
 _DESCRIPTIONS = "torch.distributed.checkpoint."
-_DESCRIBING = frozenset(
-    {
-        f"{_DESCRIPTIONS}{name}"
-        for name in (
-            "filesystem._StorageInfo",
-            "metadata.BytesStorageMetadata",
-            "metadata.ChunkStorageMetadata",
-            "metadata.Metadata",
-            "metadata.MetadataIndex",
-            "metadata.StorageMeta",
-            "metadata.TensorProperties",
-            "metadata.TensorStorageMetadata",
-        )
-    }
+_DESCRIBING = _names(
+    f"{_DESCRIPTIONS}metadata",
+    "BytesStorageMetadata ChunkStorageMetadata Metadata MetadataIndex StorageMeta "
+    "TensorProperties TensorStorageMetadata",
+) | {f"{_DESCRIPTIONS}filesystem._StorageInfo"}
+_ALSO_IN_METADATA = (
+    _PATHS
+    | _names("pathlib pathlib._local", "Path")
+    | {f"{_DESCRIPTIONS}metadata._MEM_FORMAT_ENCODING", "collections.OrderedDict"}
+    | {"torch.Size", "torch.serialization._get_layout"}
 )
-_ALSO_IN_METADATA = frozenset(
-    {
-        f"{_DESCRIPTIONS}metadata._MEM_FORMAT_ENCODING",
-        "collections.OrderedDict",
-        "torch.Size",
-        "torch.serialization._get_layout",
-        *(
-            f"{module}.{name}"
-            for module in ("pathlib", "pathlib._local")
-            for name in ("PosixPath", "PurePosixPath", "Path")
-        ),
-    }
-)
-CHANGED = frozenset(
-    {
-        *(f"numpy.{core}.multiarray._reconstruct" for core in ("_core", "core")),
-        "collections.Counter",
-        "collections.OrderedDict",
-        "numpy.dtype",
-        "uuid.UUID",
-    }
+CHANGED = (
+    _RECONSTRUCTED | _names("collections", "Counter OrderedDict") | {"numpy.dtype", "uuid.UUID"}
 )
 """The names of values that a pickle makes in two steps."""
 
@@ -106,7 +60,7 @@ CHANGED = frozenset(
 def is_known(named: str) -> bool:
     """Whether a value may have this name in it."""
     module, _, name = named.rpartition(".")
-    if named in _DATA or named in _OF_TORCH:
+    if named in _DATA:
         return True
     is_type = name.islower() or name.endswith(("Tensor", "Storage")) or name == "Size"
     return module in _MODULES_OF_TORCH and is_type

@@ -15,51 +15,16 @@ from msgspec.msgpack import Ext
 
 from trainer_sdk.checkpoint.storage.pickle_data import UnreadableBytesError, short
 
-KINDS = frozenset(
-    [
-        "collections.Counter",
-        "collections.OrderedDict",
-        "dict",
-        "frozenset",
-        "list",
-        "set",
-        "tuple",
-        "stored",
-        "bytearray",
-        "complex",
-        "int",
-        "range",
-        "slice",
-        "str",
-        "compressed_by_columns",
-        "compressed_by_rows",
-        "conjugate",
-        "negative",
-        "quantized",
-        "quantized_by_channel",
-        "requires_grad",
-        "sparse",
-        "datetime.date",
-        "datetime.datetime",
-        "datetime.time",
-        "datetime.timedelta",
-        "datetime.timezone",
-        "decimal.Decimal",
-        "fractions.Fraction",
-        "numpy.dtype",
-        "numpy.generic",
-        "numpy.ndarray",
-        "pathlib.PosixPath",
-        "pathlib.PurePosixPath",
-        "torch.Size",
-        "torch.Tensor",
-        "torch.device",
-        "torch.dtype",
-        "torch.layout",
-        "torch.nn.Parameter",
-        "uuid.UUID",
-    ]
+_KIND_NAMES = (
+    "dict frozenset list set tuple collections.Counter collections.OrderedDict stored "
+    "bytearray complex int range slice str datetime.date datetime.datetime datetime.time "
+    "datetime.timedelta datetime.timezone decimal.Decimal fractions.Fraction "
+    "pathlib.PosixPath pathlib.PurePosixPath uuid.UUID numpy.dtype numpy.generic numpy.ndarray "
+    "torch.Size torch.Tensor torch.device torch.dtype torch.layout torch.nn.Parameter "
+    "compressed_by_columns compressed_by_rows conjugate negative quantized "
+    "quantized_by_channel requires_grad sparse"
 )
+KINDS = frozenset(_KIND_NAMES.split())
 """What an operation can make (`value_kinds.py`)."""
 BYTES = 1
 """The extension for bytes, as texts and bytes cannot both be expected."""
