@@ -1,7 +1,7 @@
 """The operations on one checkpoint: pin, quarantine, verify, delete."""
 
 import logging
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from everstep.bus.requests import RefusalError
@@ -9,17 +9,17 @@ from everstep.messages import (
     ChangeCheckpoint,
     CheckpointDeleted,
     CheckpointPinned,
-    CheckpointQuarantined,
     CheckpointReleased,
     CheckpointUnpinned,
     CheckpointVerified,
     DeletionRefused,
     Done,
+    Fact,
     KnownCheckpoint,
 )
 from everstep.messages.facts.stamp import FactStamp
 from everstep.units import size
-from everstep_services.catalog.domain.facts import decide
+from everstep_services.catalog.domain.facts import decide, quarantined
 from everstep_services.catalog.domain.index import Index, not_committed
 from everstep_services.catalog.domain.retention import last_good, protection
 from everstep_services.catalog.indexer import Indexer
@@ -50,93 +50,93 @@ class CheckpointOperations:
 
     async def pin(self, ask: ChangeCheckpoint) -> Done:
         """Keep a checkpoint, whatever the rules of retention say."""
-        checkpoint = await self._known(ask)
+
+        def pinned(before: KnownCheckpoint, now: FactStamp) -> Fact | None:
+            if before.pinned_by:
+                return None
+            return CheckpointPinned(
+                **now.head(ask.job), step=before.step, by=ask.by, reason=ask.reason
+            )
+
         mark = CheckpointMark(by=ask.by, reason=ask.reason, at=self._at())
-        note = await self._mark_files(ask.job, checkpoint, mark, is_pin=True)
-
-        def action(index: Index, now: FactStamp) -> KnownCheckpoint:
-            before = known_in(index, ask)
-            if not before.pinned_by:
-                head = now.head(ask.job)
-                fact = CheckpointPinned(**head, step=checkpoint.step, by=ask.by, reason=ask.reason)
-                decide(index, fact, now)
-            return before
-
-        before = await self._indexer.change(ask.job, action)
+        before, note = await self._marked(ask, mark, pinned, is_pin=True)
         if before.pinned_by:
             state = f"is pinned already, by {before.pinned_by}: {before.pin_reason}"
-            return Done(
-                text=f"step {checkpoint.step} {state}; for another reason, unpin it first{note}"
-            )
-        return Done(text=f"step {checkpoint.step} is kept until somebody unpins it{note}")
+            return Done(text=f"step {ask.step} {state}; for another reason, unpin it first{note}")
+        return Done(text=f"step {ask.step} is kept until somebody unpins it{note}")
 
     async def unpin(self, ask: ChangeCheckpoint) -> Done:
         """Return a checkpoint to retention."""
-        checkpoint = await self._known(ask)
-        note = await self._mark_files(ask.job, checkpoint, None, is_pin=True)
 
-        def action(index: Index, now: FactStamp) -> bool:
-            was_pinned = bool(known_in(index, ask).pinned_by)
-            if was_pinned:
-                head = now.head(ask.job)
-                fact = CheckpointUnpinned(
-                    **head, step=checkpoint.step, by=ask.by, reason=ask.reason
-                )
-                decide(index, fact, now)
-            return was_pinned
+        def unpinned(before: KnownCheckpoint, now: FactStamp) -> Fact | None:
+            if not before.pinned_by:
+                return None
+            return CheckpointUnpinned(
+                **now.head(ask.job), step=before.step, by=ask.by, reason=ask.reason
+            )
 
-        if await self._indexer.change(ask.job, action):
-            return Done(text=f"step {checkpoint.step} is subject to retention again{note}")
-        return Done(
-            text=f"step {checkpoint.step} was not pinned, as far as the catalog knows{note}"
-        )
+        before, note = await self._marked(ask, None, unpinned, is_pin=True)
+        if before.pinned_by:
+            return Done(text=f"step {ask.step} is subject to retention again{note}")
+        return Done(text=f"step {ask.step} was not pinned, as far as the catalog knows{note}")
 
     async def quarantine(self, ask: ChangeCheckpoint) -> Done:
         """Forbid to restore a checkpoint."""
-        checkpoint = await self._known(ask)
+
+        def forbidden(before: KnownCheckpoint, now: FactStamp) -> Fact | None:
+            if before.quarantined_for:
+                return None
+            return quarantined(ask.job, before, "operator", ask.reason, ask.by, now)
+
         mark = CheckpointMark(by=ask.by, reason=ask.reason, cause="operator", at=self._at())
-        note = await self._mark_files(ask.job, checkpoint, mark, is_pin=False)
-
-        def action(index: Index, now: FactStamp) -> KnownCheckpoint:
-            before = known_in(index, ask)
-            if not before.quarantined_for:
-                decide(
-                    index,
-                    quarantined(index.job, checkpoint, "operator", ask.reason, ask.by, now),
-                    now,
-                )
-            return before
-
-        before = await self._indexer.change(ask.job, action)
+        before, note = await self._marked(ask, mark, forbidden, is_pin=False)
         if before.quarantined_for:
             state = f"is quarantined already ({before.quarantined_for}): {before.quarantine_reason}"
             again = f"for another reason, release it first{note}"
-            return Done(text=f"step {checkpoint.step} {state}; {again}")
-        return Done(text=f"no rank restores step {checkpoint.step} until it is released{note}")
+            return Done(text=f"step {ask.step} {state}; {again}")
+        return Done(text=f"no rank restores step {ask.step} until it is released{note}")
 
     async def release(self, ask: ChangeCheckpoint) -> Done:
         """Allow to restore a checkpoint again."""
-        checkpoint = await self._known(ask)
-        if not checkpoint.quarantined_for:
+        if not known_in(await self._indexer.read(ask.job), ask).quarantined_for:
             images = "for its states in the memory of nodes, say --tier memory"
-            return Done(
-                text=f"step {checkpoint.step} is not quarantined; {images}", is_refused=True
-            )
-        note = await self._mark_files(ask.job, checkpoint, None, is_pin=False)
+            return Done(text=f"step {ask.step} is not quarantined; {images}", is_refused=True)
 
-        def action(index: Index, now: FactStamp) -> None:
-            known_in(index, ask)
-            head = now.head(ask.job)
-            decide(
-                index,
-                CheckpointReleased(
-                    **head, step=checkpoint.step, tier=checkpoint.tier, by=ask.by, reason=ask.reason
-                ),
-                now,
+        def released(before: KnownCheckpoint, now: FactStamp) -> Fact:
+            return CheckpointReleased(
+                **now.head(ask.job),
+                step=before.step,
+                tier=before.tier,
+                by=ask.by,
+                reason=ask.reason,
             )
 
-        await self._indexer.change(ask.job, action)
-        return Done(text=f"step {checkpoint.step} may be restored again{note}")
+        _, note = await self._marked(ask, None, released, is_pin=False)
+        return Done(text=f"step {ask.step} may be restored again{note}")
+
+    async def _marked(
+        self,
+        ask: ChangeCheckpoint,
+        mark: CheckpointMark | None,
+        fact: Callable[[KnownCheckpoint, FactStamp], Fact | None],
+        *,
+        is_pin: bool,
+    ) -> tuple[KnownCheckpoint, str]:
+        """Mark the files of a checkpoint, and record its fact, if there is one.
+
+        Returns the checkpoint as it was before, and a note if the files are out of reach.
+        """
+        checkpoint = known_in(await self._indexer.read(ask.job), ask)
+        note = await self._mark_files(ask.job, checkpoint, mark, is_pin=is_pin)
+
+        def action(index: Index, now: FactStamp) -> KnownCheckpoint:
+            before = known_in(index, ask)
+            made = fact(before, now)
+            if made is not None:
+                decide(index, made, now)
+            return before
+
+        return await self._indexer.change(ask.job, action), note
 
     async def verify(self, job: str, checkpoint: KnownCheckpoint) -> str | None:
         """Read a checkpoint back; return its flaw. It is quarantined if its bytes have changed.
@@ -177,11 +177,8 @@ class CheckpointOperations:
                 now,
             )
             if not verdict.is_good and not matches[0].quarantined_for:
-                decide(
-                    index,
-                    quarantined(job, checkpoint, "corrupt", verdict.flaw, "catalog", now),
-                    now,
-                )
+                bad = quarantined(job, matches[0], "corrupt", verdict.flaw, "catalog", now)
+                decide(index, bad, now)
             return flaw
 
         flaw = await self._indexer.change(job, action)
@@ -277,9 +274,6 @@ class CheckpointOperations:
         finally:
             self._read.remove((job, checkpoint.path))
 
-    async def _known(self, ask: ChangeCheckpoint) -> KnownCheckpoint:
-        return known_in(await self._indexer.read(ask.job), ask)
-
     def _at(self) -> str:
         return self._indexer.now().wall.isoformat()
 
@@ -301,21 +295,6 @@ def root_of(checkpoint: KnownCheckpoint) -> str:
     if checkpoint.tier != "global":
         raise OutOfReachError(f"step {checkpoint.step} of the {checkpoint.tier} tier has no files")
     return checkpoint.path.rpartition("/")[0]
-
-
-def quarantined(
-    job: str, checkpoint: KnownCheckpoint, cause: str, reason: str, by: str, now: FactStamp
-) -> CheckpointQuarantined:
-    """The fact."""
-    return CheckpointQuarantined(
-        **now.head(job),
-        step=checkpoint.step,
-        tier=checkpoint.tier,
-        cause=cause,
-        reason=reason,
-        path=checkpoint.path,
-        by=by,
-    )
 
 
 def _drop(index: Index, checkpoint: KnownCheckpoint) -> str:

@@ -36,6 +36,7 @@ from everstep.messages import (
 )
 from everstep.messages.facts.stamp import FactStamp
 from everstep_services.catalog.domain.index import Change, Index
+from trainer_sdk.checkpoint.storage.checkpoints import StoredCheckpoint
 
 READ: tuple[type[Fact], ...] = (
     CheckpointCommitted,
@@ -66,6 +67,26 @@ def decide(index: Index, fact: Fact, now: FactStamp) -> None:
     """Have a new fact recorded with the next write, and apply it."""
     index.facts.append(fact)
     apply(index, fact, now)
+
+
+def quarantined(
+    job: str,
+    of: KnownCheckpoint | StoredCheckpoint,
+    cause: str,
+    reason: str,
+    by: str,
+    now: FactStamp,
+) -> CheckpointQuarantined:
+    """The fact that a checkpoint must not be restored."""
+    return CheckpointQuarantined(
+        **now.head(job),
+        step=of.step,
+        tier=getattr(of, "tier", "global"),
+        cause=cause,
+        reason=reason,
+        path=of.path,
+        by=by,
+    )
 
 
 def apply(index: Index, fact: Fact, now: FactStamp) -> None:

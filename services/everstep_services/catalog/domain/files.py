@@ -4,9 +4,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from everstep.messages import CheckpointQuarantined, KnownCheckpoint
+from everstep.messages import KnownCheckpoint
 from everstep.messages.facts.stamp import FactStamp
-from everstep_services.catalog.domain.facts import decide
+from everstep_services.catalog.domain.facts import decide, quarantined
 from everstep_services.catalog.domain.index import Index
 from trainer_sdk.checkpoint.manifest import step_name
 from trainer_sdk.checkpoint.storage.checkpoints import CheckpointMark, StoredCheckpoint
@@ -121,7 +121,7 @@ def _take_over(
     identity = seen.manifest.identity
     if before is None or before.manifest_hash != seen.manifest_hash:
         before = KnownCheckpoint(step=seen.step, committed_hash=_committed_hash(before))
-    pinned, quarantined = seen.pinned, seen.quarantined
+    pinned, mark = seen.pinned, seen.quarantined
     index.put(
         replace(
             before,
@@ -140,15 +140,11 @@ def _take_over(
         )
     )
     taken = index.of_step(seen.step, "global", seen.path)  # unless there are too many newer ones
-    if quarantined and taken and not taken[0].quarantined_for:
-        _quarantine(
-            index,
-            seen,
-            cause=quarantined.cause or _cause(quarantined),
-            reason=quarantined.reason or "it has a mark next to its manifest",
-            by=quarantined.by or "catalog",
-            now=now,
-        )
+    if mark and taken and not taken[0].quarantined_for:
+        cause = mark.cause or _cause(mark)
+        reason = mark.reason or "it has a mark next to its manifest"
+        fact = quarantined(index.job, seen, cause, reason, mark.by or "catalog", now)
+        decide(index, fact, now)
 
 
 def _committed_hash(before: KnownCheckpoint | None) -> str:
@@ -171,22 +167,4 @@ def _take_broken(
     if before is None:
         index.put(KnownCheckpoint(step=seen.step, path=seen.path))
     if before is None or not before.quarantined_for:
-        _quarantine(index, seen, cause="corrupt", reason=seen.flaw, by="catalog", now=now)
-
-
-def _quarantine(
-    index: Index, seen: StoredCheckpoint, *, cause: str, reason: str, by: str, now: FactStamp
-) -> None:
-    decide(
-        index,
-        CheckpointQuarantined(
-            **now.head(index.job),
-            step=seen.step,
-            tier="global",
-            cause=cause,
-            reason=reason,
-            path=seen.path,
-            by=by,
-        ),
-        now,
-    )
+        decide(index, quarantined(index.job, seen, "corrupt", seen.flaw, "catalog", now), now)
