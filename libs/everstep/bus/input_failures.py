@@ -9,6 +9,8 @@ import traceback
 from collections.abc import Generator
 from contextlib import contextmanager
 
+from everstep.errors import EverstepError
+
 log = logging.getLogger(__name__)
 
 _LOGGED_MOST = 200
@@ -24,12 +26,18 @@ class InputFailures:
         self.failures = 0
 
     @contextmanager
-    def caught(self, subject: str) -> Generator[None]:
-        """Catch, count and log whatever the block raises."""
+    def caught(self, subject: str, expected: str = "") -> Generator[None]:
+        """Catch, count and log whatever the block raises.
+
+        With `expected`, an error of ours and a timeout are only logged, as this event.
+        """
         try:
             yield
         except Exception as error:  # noqa: BLE001  an input must not end the service
-            self.note(subject, error)
+            if expected and isinstance(error, EverstepError | TimeoutError):
+                log.warning("%s error=%s", expected, error)
+            else:
+                self.note(subject, error)
 
     def note(self, subject: str, error: Exception) -> None:
         """Count a failure, and log its traceback unless a similar failure was logged before."""

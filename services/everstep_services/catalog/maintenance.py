@@ -12,7 +12,6 @@ from everstep.bus.errors import BusError
 from everstep.bus.input_failures import InputFailures
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
-from everstep.errors import EverstepError
 from everstep.messages import ControlDocument, Done, RequestCopy, RoundDocument, Seat, ShowRound
 from everstep.messages.codec import BadMessageError, decode_as
 from everstep.subjects import CLUSTER
@@ -228,11 +227,8 @@ class Maintenance:
 
     async def _guarded(self, name: str, whose: str, work: Work) -> None:
         try:
-            await work()
-        except (EverstepError, TimeoutError) as error:
-            log.warning("not_%s name=%s error=%s", name, whose, error)
-        except Exception as error:  # noqa: BLE001  others are not affected
-            self._input_failures.note(f"{name} {whose}", error)
+            with self._input_failures.caught(f"{name} {whose}", f"not_{name} name={whose}"):
+                await work()
         finally:
             self._busy.discard((name, whose))
 
@@ -241,12 +237,8 @@ class Maintenance:
         queue = self._waiting[job]
         while queue:
             work = queue.popleft()
-            try:
+            with self._input_failures.caught(f"a request for {job}", f"not_done job={job}"):
                 await work()
-            except (EverstepError, TimeoutError) as error:
-                log.warning("not_done job=%s error=%s", job, error)
-            except Exception as error:  # noqa: BLE001  other work waits
-                self._input_failures.note(f"a request for {job}", error)
         del self._waiting[job]
         self._working.discard(job)
 

@@ -10,12 +10,7 @@ from everstep.bus.input_failures import InputFailures
 from everstep.bus.policy_requests import PolicyRequests
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
-from everstep.errors import EverstepError
-from everstep.messages import (
-    Done,
-    KnownStraggler,
-    StragglerActed,
-)
+from everstep.messages import Done, KnownStraggler, StragglerActed
 from everstep_services.straggler.documents import JobDocuments
 from everstep_services.straggler.domain.findings import SOURCE
 from everstep_services.straggler.domain.policy import ActionOutcome, StragglerDecision
@@ -52,23 +47,12 @@ class StragglerActions:
     async def take(self, job: TrackedJob, tasks: asyncio.TaskGroup) -> None:
         """Claim the decisions about a job, and begin to act."""
         decisions, job.decisions = job.decisions, []
+        stragglers = {straggler.finding: straggler for straggler in job.stragglers}
         for decision in decisions:
-            straggler = next(
-                (
-                    candidate
-                    for candidate in job.stragglers
-                    if candidate.finding == decision.finding
-                ),
-                None,
-            )
-            if straggler is None:
-                continue
-            try:
-                await self._take(job, straggler, decision, tasks)
-            except (EverstepError, TimeoutError) as error:
-                log.warning("not_claimed job=%s rank=%d error=%s", job.job, straggler.rank, error)
-            except Exception as error:  # noqa: BLE001  other jobs are as good as before
-                self._input_failures.note("a decision", error)
+            if (straggler := stragglers.get(decision.finding)) is not None:
+                event = f"not_claimed job={job.job} rank={straggler.rank}"
+                with self._input_failures.caught("a decision", event):
+                    await self._take(job, straggler, decision, tasks)
 
     async def _take(
         self,
@@ -92,14 +76,10 @@ class StragglerActions:
     async def _act(
         self, job: TrackedJob, straggler: KnownStraggler, decision: StragglerDecision
     ) -> None:
-        try:
+        with self._input_failures.caught("an action", f"action_not_recorded job={job.job}"):
             outcome, answer = await self._asked(job, straggler, decision)
             reason = f"{decision.reason}; {answer}"
             await self._say(job, self._fact(job, straggler, decision, outcome, reason))
-        except (EverstepError, TimeoutError) as error:
-            log.warning("action_not_recorded job=%s error=%s", job.job, error)
-        except Exception as error:  # noqa: BLE001  the service goes on
-            self._input_failures.note("an action", error)
 
     async def _asked(
         self, tracked: TrackedJob, straggler: KnownStraggler, decision: StragglerDecision

@@ -11,7 +11,6 @@ from everstep.bus.facts.codec import facts_in
 from everstep.bus.input_failures import InputFailures
 from everstep.bus.ports import Bus, Document
 from everstep.clock import Clock
-from everstep.errors import EverstepError
 from everstep.messages import (
     ControlDocument,
     Fact,
@@ -86,12 +85,9 @@ class JobDocuments:
 
     async def settle(self, job: TrackedJob) -> None:
         """Write the changes of a job, and forget the job if it is over."""
-        try:
+        event = f"stragglers_not_written job={job.job}"
+        with self._input_failures.caught(f"stragglers of {job.job}", event):
             await self._settle(job)
-        except (EverstepError, TimeoutError) as error:
-            log.warning("stragglers_not_written job=%s error=%s", job.job, error)
-        except Exception as error:  # noqa: BLE001  other jobs are as good as before
-            self._input_failures.note(f"stragglers of {job.job}", error)
 
     async def claim(self, job: TrackedJob, finding: str, action: Action, fact: Fact) -> bool:
         """Return whether this replica acts; `fact` is recorded if it ends before it has acted."""

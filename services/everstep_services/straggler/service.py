@@ -13,7 +13,6 @@ from everstep.bus.derived_ids import DerivedIds
 from everstep.bus.input_failures import InputFailures
 from everstep.bus.ports import Bus, Inbox
 from everstep.clock import Clock
-from everstep.errors import EverstepError
 from everstep.messages import (
     AllocationEnded,
     HeatMapDrawn,
@@ -194,15 +193,10 @@ class Observer:
 
     async def _draw(self, job: TrackedJob) -> None:
         """Record the last picture of a job, which is then kept without us."""
-        with self._input_failures.caught("a picture"):
-            try:
-                parts = await self._judgements.ask_of_past(
-                    job, lambda judge: _parts(job.job, judge)
-                )
-                for part in parts:
-                    await self._bus.record(self._drawn(job, part))
-            except (EverstepError, TimeoutError) as error:
-                log.warning("picture_not_recorded job=%s error=%s", job.job, error)
+        with self._input_failures.caught("a picture", f"picture_not_recorded job={job.job}"):
+            parts = await self._judgements.ask_of_past(job, lambda judge: _parts(job.job, judge))
+            for part in parts:
+                await self._bus.record(self._drawn(job, part))
 
     def _drawn(self, job: TrackedJob, part: HeatMapPart) -> HeatMapDrawn:
         return HeatMapDrawn(
