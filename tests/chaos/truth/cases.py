@@ -104,8 +104,11 @@ def _hangs() -> Iterator[Case]:
     yield _of_rank("stuck_loader", 0, 2, ("data", *CODE), sdk=True, options=_limits("data"))
     yield _of_rank("dead_peer", 2, 3, (*HOST, *UNKNOWN), sdk=True, options=_limits("exchange"))
     yield _of_rank("wrong_shape", 2, 1, CODE, options=_limits("outside", 6))
-    for variant, rank in ((0, 1), (1, 2)):
-        yield _of_rank("stages", variant, rank, CODE, options=_limits("outside", 6))
+    # A send that is missing, or a receive too many: nothing tells.
+    either = Truth((1, 2), (), CODE)
+    yield Case("stages-0-rank1", either, restarted, {"fault": "stages", "rank": 1},
+               options=_limits("outside", 6))  # fmt: skip
+    yield _of_rank("stages", 1, 2, CODE, options=_limits("outside", 6))
 
 
 def _unusual() -> Iterator[Case]:

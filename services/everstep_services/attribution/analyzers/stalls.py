@@ -66,11 +66,15 @@ def _located(case: Case) -> Iterator[Claim]:
     stall = case.located
     if stall is None or not stall.first_ranks or not stall.waiting_ranks:
         return
+    waiting = {other.rank for other in case.stalls if other.is_waiting_for_ranks}
+    if not stall.is_certain and waiting.issuperset(stall.first_ranks):
+        return
+    stopped = "stopped" if stall.is_certain else "may have stopped"
     yield Claim(
         cause="unknown",
         kind="stopped_first",
         role="place",
-        says=f"{_named(stall.first_ranks)} stopped first: {stall.reason}",
+        says=f"{_named(stall.first_ranks)} {stopped} first: {stall.reason}",
         strength=0.75 if stall.is_certain else 0.45,
         ranks=stall.first_ranks,
         fact=stall.fact,

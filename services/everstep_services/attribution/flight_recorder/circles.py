@@ -51,6 +51,27 @@ def odd_ranks(
     return few, ODD if len(few) < len(ranks) else _ALIKE
 
 
+def without_followers(
+    graph: WaitGraph, ranks: Sequence[int], meetings: Sequence[Meeting]
+) -> Sequence[int]:
+    """The ranks of a circle but for those that only wait for a peer, and hold up nobody alone."""
+    left = {*ranks}
+    while len(left) > 2:
+        held = {peer for rank in left for peer in graph.edges[rank]}
+        awaited = [graph.edges[meeting] & left for meeting in meetings]
+        held.update(*(few for few in awaited if len(few) == 1))
+        free = (rank for rank in sorted(left - held) if _waits_in_transfers(graph, rank))
+        follower = next(free, None)
+        if follower is None:
+            break
+        left.discard(follower)
+    return sorted(left)
+
+
+def _waits_in_transfers(graph: WaitGraph, rank: int) -> bool:
+    return all(isinstance(node, int) for node in graph.edges[rank])
+
+
 def _with_strange_peer(graph: WaitGraph, ranks: Sequence[int]) -> Sequence[int]:
     """The ranks whose peer is as far from them as that of no other transfer."""
     far = Counter(

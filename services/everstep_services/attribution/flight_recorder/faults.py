@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from everstep_services.attribution.flight_recorder.circles import ODD, odd_ranks
+from everstep_services.attribution.flight_recorder.circles import ODD, odd_ranks, without_followers
 from everstep_services.attribution.flight_recorder.merged_faults import merged
 from everstep_services.attribution.flight_recorder.mismatches import Mismatch
 from everstep_services.attribution.flight_recorder.ranges import named
@@ -239,6 +239,8 @@ class FaultFinder:
             if group.mismatch is not None and group.mismatch.is_clear:
                 return self._mismatch(group.key, group.mismatch)
         few, certainty = odd_ranks(self._graph, ranks, meetings)
+        if len(few) == len(ranks):
+            few = ranks = without_followers(self._graph, ranks, meetings)
         ranks = sorted({*ranks, *few})
         differ = f"; {named(few)} differ{'s' * (len(few) == 1)} from the others"
         odd = "" if len(few) == len(ranks) else differ

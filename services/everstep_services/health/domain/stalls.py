@@ -201,6 +201,8 @@ def _located(job: str, round_: _Round, missing: list[str], is_whole: bool) -> St
     section = sections.pop() if len(sections) == 1 else None
     nodes = sorted({halt.node for halt in first})
     waiting = len(halts) - len(first)
+    is_known = is_whole and lead_s is not None and lead_s <= _ONE_STEP_S
+    is_certain = is_known and round_.busy.issuperset(numbers)
     return StallFinding(
         id=_id(job, round_, first),
         job=job,
@@ -210,13 +212,9 @@ def _located(job: str, round_: _Round, missing: list[str], is_whole: bool) -> St
         waiting_ranks=waiting,
         section=section,
         lead_s=None if lead_s is None else round(lead_s, 3),
-        is_certain=(
-            is_whole
-            and lead_s is not None
-            and lead_s <= _ONE_STEP_S
-            and round_.busy.issuperset(numbers)
-        ),
-        reason=_reason(numbers, nodes, section, why, waiting=waiting, missing=missing),
+        is_certain=is_certain,
+        reason=f"{_place(numbers, nodes, section)} {why}"
+        + _others(waiting, missing, is_certain=is_certain),
     )
 
 
@@ -253,22 +251,17 @@ def _lead_s(first: Iterable[Halt], halts: Iterable[Halt]) -> float:
     return min(rest, default=inf) - max(ranks.values()) if rest else 0.0
 
 
-def _reason(
-    ranks: list[int],
-    nodes: list[str],
-    section: str | None,
-    why: str,
-    *,
-    waiting: int,
-    missing: list[str],
-) -> str:
+def _place(ranks: list[int], nodes: list[str], section: str | None) -> str:
     place = f" in {_named(section)}" if section is not None else ""
-    reason = f"{_listed(ranks, 'rank')} on {_listed(nodes, '')}{place} {why}"
+    return f"{_listed(ranks, 'rank')} on {_listed(nodes, '')}{place}"
+
+
+def _others(waiting: int, missing: list[str], *, is_certain: bool) -> str:
+    text = ""
     if waiting:
-        reason += f"; {waiting} {'others wait' if waiting > 1 else 'other waits'}"
-    if missing:
-        reason += f"; health has not heard {_listed(missing, '')} since"
-    return reason
+        wait = f"{waiting} {'others wait' if waiting > 1 else 'other waits'}"
+        text = f"; {wait}" if is_certain else ", but may wait, too"
+    return text + (f"; health has not heard {_listed(missing, '')} since" if missing else "")
 
 
 def _listed(names: list[int] | list[str], noun: str) -> str:

@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 
@@ -335,22 +336,38 @@ def test_a_dump_that_is_a_link_to_nothing_accuses_nobody() -> None:
     assert report.summary.startswith("inconclusive: rank 5 left no readable dump, and others wait")
 
 
+def _receives(dump: dict[str, Any], rank: int, peer: int) -> None:
+    """A receive that waits, after the first call of the dump."""
+    receive = dict(dump["entries"][0])
+    receive |= {
+        "record_id": 1, "profiling_name": f"nccl:recv {rank}<-{peer}", "is_p2p": True,
+        "state": "scheduled", "retired": False, "p2p_seq_id": 1,
+        "time_discovered_completed_ns": None, "time_discovered_started_ns": None,
+    }  # fmt: skip
+    dump["entries"].append(receive)
+
+
 def test_a_transfer_names_the_end_that_never_came() -> None:
     """A receive between two ranks has no sender (A7.1)."""
     pair = fake.Group("0", "default_pg", (0, 1))
     dumps = fake.play(fake.Job(2, [pair], {0: [fake.Call(pair)], 1: [fake.Call(pair)]}))
-    receive = dict(dumps[0]["entries"][0])
-    receive |= {
-        "record_id": 1, "profiling_name": "nccl:recv 0<-1", "is_p2p": True, "state": "scheduled",
-        "retired": False, "p2p_seq_id": 1, "time_discovered_completed_ns": None,
-        "time_discovered_started_ns": None,
-    }  # fmt: skip
-    dumps[0]["entries"].append(receive)
+    _receives(dumps[0], 0, 1)
     analysis = FlightAnalysis()
     for rank, dump in dumps.items():
         analysis.add(read_dump(json.dumps(dump).encode(), rank))
     report = analysis.report()
     assert _culprits(report) == {1}
+
+
+def test_a_stage_behind_the_one_that_waits_for_a_transfer_is_not_suspected() -> None:
+    """Rank 1 sends nothing and goes on; rank 3 only waits for rank 2, as all others wait for it."""
+    whole = fake.Group("0", "default_pg", (0, 1, 2, 3))
+    calls = {rank: [fake.Call(whole)] * (2 if rank < 2 else 1) for rank in range(4)}
+    dumps = fake.play(fake.Job(4, [whole], calls))
+    _receives(dumps[2], 2, 1)
+    _receives(dumps[3], 3, 2)
+    report = _report_of(dumps)
+    assert (report.faults[0].kind, _culprits(report)) == ("cycle", {1, 2})
 
 
 def test_no_dump_at_all_is_no_verdict() -> None:

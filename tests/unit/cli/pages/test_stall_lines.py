@@ -50,7 +50,7 @@ def test_several_that_stopped_together_are_only_likely_the_first() -> None:
         "cannot tell for sure)"
     )
     assert lines[1].endswith("rank 4 in section data and 3 more")
-    assert lines[2] == "  63 other ranks waited for them"
+    assert len(lines) == 2  # nothing tells that the others wait for them
 
 
 def test_beside_the_ranks_it_says_how_old_and_how_complete_the_view_is() -> None:

@@ -27,7 +27,7 @@ def stall_lines(incident: Record) -> Iterator[str]:
         shown = ", ".join(f"rank {other['rank']}{_in(other)}" for other in others[:_SHOWN])
         more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
         yield f"  past their limits, too: {shown}{more}"
-    if located is not None and located["waiting_ranks"]:
+    if located is not None and located["waiting_ranks"] and located["is_certain"]:
         waiting = located["waiting_ranks"]
         yield f"  {counted(waiting, 'other rank')} waited for {_them(located['first_ranks'] or ())}"
 
