@@ -38,6 +38,11 @@ class Services:
     def token(self) -> str:
         return (self._folder / "token").read_text().strip()
 
+    @property
+    def observed(self) -> list[str]:
+        """Where the metrics of each replica are."""
+        return [f"127.0.0.1:{port}" for port in self._ports.values()]
+
     def login(self, job: str) -> dict[str, str]:
         return self._bus(asyncio.run(self.cluster.grant(job)).credentials_file, self.agents_at)
 
@@ -81,7 +86,7 @@ class Services:
 
     def _start(self, service: str, at: str) -> None:
         name = f"{service}-{at}"
-        self._ports[name] = free_port()
+        self._ports.setdefault(name, free_port())
         more = {
             **self._bus(self.cluster.settings("service").credentials_file, at),
             "EVERSTEP_BUS__SPOOL_DIR": str(self._folder / "spool" / name),

@@ -94,6 +94,7 @@ def stream(name: str, copies: int = 3, **group: Any) -> dict[str, Any]:
 
 
 _AWAY = [{"name": "b", "current": False, "offline": True}, {"name": "c", "current": True}]
+_SILENT = [{"name": "b", "current": False, "active": 20 * 10**9}, {"name": "c", "current": True}]
 _SLOW = [{"name": "b", "current": True, "lag": 5000}, {"name": "c", "current": True}]
 
 
@@ -103,6 +104,7 @@ _SLOW = [{"name": "b", "current": True, "lag": 5000}, {"name": "c", "current": T
         ([stream("FACTS")], [], Level.OK, "3 servers, all copies of 1 streams are current"),
         ([stream("FACTS"), stream("LOGS", 1)], [], Level.WARNING, "fewer than 3 copies: LOGS"),
         ([stream("FACTS", replicas=_AWAY)], [], Level.WARNING, "b is away: its copies of FACTS"),
+        ([stream("FACTS", replicas=_SILENT)], [], Level.WARNING, "b is away: its copies of FACTS"),
         ([stream("FACTS", replicas=_SLOW)], [], Level.WARNING, "b lags: its copies of FACTS"),
         ([stream("LOGS")], ["FACTS"], Level.CRITICAL, "no leader: FACTS; nothing can be written"),
     ],

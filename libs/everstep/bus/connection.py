@@ -12,6 +12,7 @@ import contextlib
 import logging
 import random
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from math import inf
@@ -332,8 +333,7 @@ class Connection:
     @property
     def silent_s(self) -> float:
         """For how long streams have not acknowledged what this process writes."""
-        since = self._choice.silent_since
-        return 0.0 if since is None else asyncio.get_running_loop().time() - since
+        return self._choice.silent_s(time.monotonic())  # as the loop's clock
 
     def unanswered(self, sent_at: float) -> None:
         """A message for a stream was not acknowledged since that time of the loop's clock."""

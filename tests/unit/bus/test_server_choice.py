@@ -83,3 +83,14 @@ def test_one_acknowledgement_ends_the_wait(choice: ServerChoice) -> None:
     choice.unanswered(sent_at=0, now=9)
     choice.acknowledged()
     assert choice.unanswered(sent_at=9, now=12) is None
+
+
+def test_writes_fail_for_as_long_as_some_are_tried(choice: ServerChoice) -> None:
+    """A replica whose last write failed, and that has nothing to write since, knows nothing."""
+    choice.unanswered(100, 105)
+    assert choice.silent_s(150) == 5
+    choice.unanswered(140, 145)
+    assert choice.silent_s(150) == 45
+    assert choice.silent_s(300) == 0
+    choice.acknowledged()
+    assert choice.silent_s(301) == 0

@@ -16,6 +16,7 @@ _SPREAD_S = 60.0
 _SETTLES_S = 10.0
 _WAIT_FIRST_S = 10.0
 _WAIT_MOST_S = 120.0
+_TRIED_WITHIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,10 @@ class ServerChoice:
         """The addresses that the server reported last."""
         self._most = servers
         self._unanswered_since: float | None = None
-        self.silent_since: float | None = None
+        self._silent_since: float | None = None
         """When the first write was sent after the last one that was acknowledged."""
+        self._silent_at = -inf
+        """When the last write failed."""
         self.changed_at = -inf
         """When the server last reported other servers than before."""
         self._waits = Backoff(_WAIT_FIRST_S, _WAIT_MOST_S)
@@ -76,19 +79,26 @@ class ServerChoice:
 
     def acknowledged(self) -> None:
         """A write was acknowledged."""
-        self._unanswered_since = self.silent_since = None
+        self._unanswered_since = self._silent_since = None
         self._waits.reset()
 
     def unanswered(self, sent_at: float, now: float) -> Move | None:
         """A write of that time was not acknowledged."""
         if self._unanswered_since is None:
             self._unanswered_since = sent_at
-        if self.silent_since is None:
-            self.silent_since = sent_at
+        if self._silent_since is None:
+            self._silent_since = sent_at
+        self._silent_at = now
         waited_s = now - self._unanswered_since
         if waited_s < self._writes_within_s:
             return None
         return self._away(now, f"no write was acknowledged for {waited_s:.0f} s")
+
+    def silent_s(self, now: float) -> float:
+        """How long writes have failed; 0 while none is tried, because then nobody knows."""
+        if self._silent_since is None or now - self._silent_at > _TRIED_WITHIN_S:
+            return 0.0
+        return self._silent_at - self._silent_since
 
     def _away(self, now: float, reason: str) -> Move | None:
         if now < self._stays_until:

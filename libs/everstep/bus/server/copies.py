@@ -13,6 +13,8 @@ log = logging.getLogger(__name__)
 
 LAG_MOST = 1000
 """A copy that lacks more messages than this lags."""
+_AWAY_AFTER_NS = 10_000_000_000
+"""A leader that has not heard a copy for longer: servers call it offline only after minutes."""
 _LOOK_EVERY_S = 15.0
 
 
@@ -44,7 +46,7 @@ def examine(streams: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> Cop
         for copy in group.get("replicas") or ():
             servers.add(copy["name"])
             lag = max(lag, copy.get("lag", 0))
-            if copy.get("offline"):
+            if copy.get("offline") or copy.get("active", 0) > _AWAY_AFTER_NS:
                 away.setdefault(copy["name"], []).append(name)
             elif not copy.get("current") or copy.get("lag", 0) > LAG_MOST:
                 lagging.setdefault(copy["name"], []).append(name)
