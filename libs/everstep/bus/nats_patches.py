@@ -94,6 +94,10 @@ class FrameParser(Parser):
         return at + self.needed + CRLF_SIZE - len(self.buf)
 
 
+_CLUSTER_PING_S = 2.0
+"""A client that knows other servers leaves one that hangs after three of these times."""
+
+
 class PatchedClient(Client):
     """nats-py's client with eleven patches.
 
@@ -216,8 +220,11 @@ class PatchedClient(Client):
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         await super()._process_info(info, initial_connection)
+        servers = info.get("connect_urls") or ()
+        if len(servers) > 1:
+            self.options["ping_interval"] = min(self.options["ping_interval"], _CLUSTER_PING_S)
         if self._on_servers is not None:
-            self._on_servers(info.get("connect_urls") or (), initial_connection)
+            self._on_servers(servers, initial_connection)
 
     async def move(self, to: str | None) -> None:
         """Leave this server for the one at that address, or for any other."""

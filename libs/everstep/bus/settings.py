@@ -61,7 +61,8 @@ class BusSettings(Settings, frozen=True, kw_only=True):
     choose 0.005 s for each node.
     """
     ping_interval_s: float = 15.0
-    """A connection that misses three pings is dead: it is given up after three of these times."""
+    """A connection that misses three pings is dead: it is given up after three of these times.
+    In a cluster they are at most 2 s, because another server can take over."""
     service_ping_interval_s: float = 2.0
     """The same for services: they are few, and people and nodes wait for them. They are
     connected to another server within some 8 s after theirs hangs."""

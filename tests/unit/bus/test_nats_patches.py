@@ -4,6 +4,8 @@ import asyncio
 import gc
 from contextlib import suppress
 
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nats.aio.msg import Msg
@@ -137,3 +139,24 @@ async def test_the_connection_of_a_handshake_that_failed_is_closed_before_the_ne
             with suppress(ConnectionError):
                 await asyncio.wait_for(writer.wait_closed(), WITHIN_S)
     gc.collect()
+
+
+@pytest.mark.parametrize(
+    ("servers", "ping_s"), [([], 15.0), (["a:1"], 15.0), (["a:1", "b:1"], 2.0)]
+)
+async def test_a_client_that_knows_other_servers_pings_often(
+    servers: list[str], ping_s: float
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"INFO " + msgspec.json.encode({"connect_urls": servers}) + b"\r\n")
+        await reader.readline()
+        writer.write(b"PONG\r\n")
+        await reader.read()  # until the client closes it
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        client = PatchedClient()
+        port = server.sockets[0].getsockname()[1]
+        await client.connect(f"nats://127.0.0.1:{port}", ping_interval=15)
+        assert client.options["ping_interval"] == ping_s
+        await dispose(client)
