@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -31,6 +32,7 @@ ASIDE_INDEX = "index.aside.json"
 RESTORED = "restored.json"
 """Next to a rank's own images: the state from which the training has continued."""
 ON_DISK = "disk"
+Document = TypeVar("Document")
 _PIECE_BYTES = 64 << 20
 _WRITE_AND_WAIT = 7
 """Of sync_file_range: before, write and after."""
@@ -74,6 +76,14 @@ def put_durably(path: Path, octets: bytes) -> None:
     sync_folder(str(path.parent))
 
 
+def read_document(path: Path, of: type[Document]) -> Document | None:
+    """A small document as JSON; None if there is none that can be read."""
+    try:
+        return msgspec.json.decode(read_regular(path), type=of)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
 class MarkedImage(msgspec.Struct, frozen=True, kw_only=True):
     """The mark of an image, and the identity of the marked state."""
 
@@ -100,10 +110,7 @@ def mark_restored(folder: Path, restored: RestoredState) -> None:
 
 def restored_state(folder: Path) -> RestoredState | None:
     """The state that was restored last; None if there is none."""
-    try:
-        return msgspec.json.decode(read_regular(folder / RESTORED), type=RestoredState)
-    except (OSError, msgspec.DecodeError):
-        return None
+    return read_document(folder / RESTORED, RestoredState)
 
 
 def mark_image(folder: Path, identity: Identity, mark: CheckpointMark) -> None:
@@ -117,10 +124,7 @@ def mark_image(folder: Path, identity: Identity, mark: CheckpointMark) -> None:
 
 def marked_image(folder: Path) -> MarkedImage | None:
     """The mark of the image in this folder; None if it may be restored."""
-    try:
-        return msgspec.json.decode(read_regular(folder / MARKED_INDEX), type=MarkedImage)
-    except (OSError, msgspec.DecodeError):
-        return None
+    return read_document(folder / MARKED_INDEX, MarkedImage)
 
 
 def release_image(folder: Path, marked: MarkedImage) -> bool:

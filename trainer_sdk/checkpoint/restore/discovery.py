@@ -11,7 +11,12 @@ from typing import Protocol
 import msgspec
 
 from everstep.hashing import hash_of
-from trainer_sdk.checkpoint.image_folder import image_folders, is_on_disk, marked_image
+from trainer_sdk.checkpoint.image_folder import (
+    image_folders,
+    is_on_disk,
+    marked_image,
+    read_document,
+)
 from trainer_sdk.checkpoint.manifest import (
     IMAGE,
     INDEX,
@@ -89,10 +94,7 @@ def wait_for_agent(context: RestoreContext, is_over: Event | None = None) -> str
     is_over = is_over or Event()
     deadline = monotonic() + context.agent_within_s
     while context.images is not None and context.agent_within_s:
-        try:
-            offering = msgspec.json.decode(read_regular(context.images / OFFER), type=_Offering)
-        except (OSError, msgspec.DecodeError):
-            offering = None
+        offering = read_document(context.images / OFFER, _Offering)
         if offering is not None and offering.round >= context.round:
             return "" if offering.complete or offering.is_sure else offering.reason
         if monotonic() > deadline:
@@ -110,11 +112,8 @@ def lost_images(context: RestoreContext) -> Sight:
     """The state that was in this node's memory and is lost, as its agent reports."""
     if context.images is None or not context.agent_within_s:
         return Sight()
-    try:
-        offering = msgspec.json.decode(read_regular(context.images / OFFER), type=_Offering)
-    except (OSError, msgspec.DecodeError):
-        return Sight()
-    if offering.complete or offering.lost is None:
+    offering = read_document(context.images / OFFER, _Offering)
+    if offering is None or offering.complete or offering.lost is None:
         return Sight()
     return Sight(
         passed=(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, SupportsFloat
+from typing import Final, Literal, SupportsFloat
 
 from trainer_sdk.checkpoint.events import QuarantineEvent, Reporter
 from trainer_sdk.checkpoint.image_folder import image_folders, mark_image
@@ -60,7 +60,6 @@ class LossWatch:
         self._loaded = loaded
         self._reporter = reporter
         self._rank = rank
-        self._by = f"rank {rank}"
         self._left = within
         self._step = loaded.identity.step
         self._mark: CheckpointMark | None = None
@@ -91,7 +90,7 @@ class LossWatch:
         after = self._step - step
         reason = f"{finding}, {after} step{'s' if after > 1 else ''} after loading step {step}"
         self._mark = CheckpointMark(
-            by=self._by, reason=reason, cause=_CAUSE, at=_now(), failed_at=self._step
+            by=f"rank {self._rank}", reason=reason, cause=_CAUSE, at=_now(), failed_at=self._step
         )
         self.mark()
         if self._loaded.round:
@@ -154,16 +153,22 @@ class LossWatch:
         )
 
     def _tell(self, step: int, tier: Tier, path: str, mark: CheckpointMark) -> None:
-        self._reporter.report(
-            QuarantineEvent(
-                step=step,
-                tier=tier,
-                cause=_CAUSE,
-                reason=mark.reason,
-                path=path,
-                by=self._by,
-            )
+        _report(self._reporter, step, tier, path, _CAUSE, mark)
+
+
+def _report(
+    reporter: Reporter,
+    step: int,
+    tier: Tier,
+    path: str,
+    cause: Literal["nan_after_load", "corrupt"],
+    mark: CheckpointMark,
+) -> None:
+    reporter.report(
+        QuarantineEvent(
+            step=step, tier=tier, cause=cause, reason=mark.reason, path=path, by=mark.by
         )
+    )
 
 
 def _now() -> str:
@@ -183,29 +188,17 @@ def quarantine_corrupt(
     The next restore rejects it without reading it, and a save of the same step takes its place. A
     checkpoint that could not be read once, or does not fit this training, is left as it is.
     """
-    by = f"rank {rank}"
-    at = datetime.now(UTC).isoformat(timespec="seconds")
     step = step_of(name)
     assert step is not None
+    mark = CheckpointMark(by=f"rank {rank}", reason=reason, cause=_CORRUPT, at=_now())
     try:
         there = look(storage, step)
         if there is None or (there.manifest and there.manifest.identity) != identity:
             return  # it was replaced in the meantime
-        if not quarantine(
-            storage, there, CheckpointMark(by=by, reason=reason, cause=_CORRUPT, at=at)
-        ):
+        if not quarantine(storage, there, mark):
             return
     except StorageError as error:
         reporter.warn(f"{name} cannot be quarantined: {error}")
         return
     reporter.warn(f"{there.path} is quarantined, and no restore loads it: {reason}")
-    reporter.report(
-        QuarantineEvent(
-            step=step,
-            tier=GLOBAL,
-            cause=_CORRUPT,
-            reason=reason,
-            path=there.path,
-            by=by,
-        )
-    )
+    _report(reporter, step, GLOBAL, there.path, _CORRUPT, mark)
