@@ -1,7 +1,7 @@
 """How data is printed: tables for people, tab-separated lines for pipes, JSON for programs."""
 
 import sys
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 
 import click
@@ -49,6 +49,25 @@ def print_records(
         case _:
             for record in records:
                 echo("\t".join(cell(record.get(column)) for column in columns))
+
+
+def print_answer(
+    invocation: Invocation,
+    kind: str,
+    answer: Record,
+    records: Sequence[Record],
+    shown: Callable[[Record], Record],
+    columns: Sequence[str],
+) -> None:
+    """Print an answer that has records and more: JSON has all of it, the rest its records."""
+    match invocation.output:
+        case "json":
+            print_json({"schema": schema(kind), **answer})
+        case "jsonl":
+            for record in records:
+                print_line(record)
+        case _:
+            print_records(invocation, kind, map(shown, records), columns)
 
 
 def print_record(invocation: Invocation, kind: str, record: Record, name: str) -> None:

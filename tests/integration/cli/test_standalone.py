@@ -42,11 +42,11 @@ def test_services_that_fail_come_back_on_the_same_port(
         told: asyncio.Queue[Ready] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
-        async def fails_once(gate: TokenAuth, every_s: float = 30.0) -> None:
+        async def fails_once(gate: TokenAuth) -> None:
             if not fail.is_set():
                 await fail.wait()
                 raise RuntimeError("a bug")
-            await plain(gate, every_s)
+            await plain(gate)
 
         def tell(ready: Ready) -> None:
             loop.call_soon_threadsafe(told.put_nowait, ready)

@@ -1,7 +1,7 @@
 """The signals for ranks, each delivered once even if it was sent to all processes of a job."""
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
 from everstep_services.agent.ranks import process_tree
@@ -27,9 +27,8 @@ class SignalQueue:
     the ranks, too. They are in sessions of their own, so that no terminal reaches them.
     """
 
-    def __init__(self, send: _Send, came: "Callable[[], Iterator[int]] | None" = None) -> None:
+    def __init__(self, send: _Send) -> None:
         self._send = send
-        self._came = came or _pending
         self._seen: dict[int, float] = {}
         self._waiting: list[tuple[float, Signal | Undefer]] = []
 
@@ -48,7 +47,7 @@ class SignalQueue:
         ready = [(at, line) for at, line in self._waiting if at <= now]
         if not ready:
             return
-        self._seen.update(dict.fromkeys(self._came(), now))
+        self._seen.update(dict.fromkeys(_pending(), now))
         self._waiting = [(at, line) for at, line in self._waiting if at > now]
         for at, line in ready:
             seen = self._seen.get(line.number)

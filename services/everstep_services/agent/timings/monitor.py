@@ -130,7 +130,6 @@ class TimingMonitor:
         rank: Callable[[int], WatchedRank | None],
         *,
         role: str = "",
-        system: System | None = None,
         wall: Callable[[], float] = host_wall,
     ) -> None:
         self._job = job
@@ -140,7 +139,7 @@ class TimingMonitor:
         self._place = place
         self._rank = rank
         self._role = role
-        self._system = system or System()
+        self._system = System()
         self._wall = wall
         self._clocks = ClockOffsets(job, bus, clock, wall)
         self._wanted = TimingOptions()

@@ -238,11 +238,9 @@ class CaseJudgement:
     missing: tuple[str, ...] = ()
 
 
-def combine(
-    case: Case, claims: Sequence[Claim], missing: Sequence[str], weights: Weights | None = None
-) -> CaseJudgement:
+def combine(case: Case, claims: Sequence[Claim], missing: Sequence[str]) -> CaseJudgement:
     """Return the verdict. Claims that cannot be weighed are left out, and named."""
-    weights = weights or shipped()
+    weights = shipped()
     sound = [claim for claim in claims if is_sound(claim)]
     bad = sorted({claim.analyzer for claim in claims} - {claim.analyzer for claim in sound})
     unclear = tuple(f"{name}: its claims have invalid values" for name in bad)

@@ -307,7 +307,6 @@ def _pending(entry: Mapping[str, Any], sequence: int, call: RecordedCall) -> Pen
         operation=readable(call.text),
         state=state,
         created_ns=number_of(entry.get("time_created_ns")),
-        timeout_ms=number_of(entry.get("timeout_ms")),
         peer=int(transfer[4]) if transfer else None,
         is_send=bool(transfer and transfer[1] == "send"),
         where=where(entry.get("frames")),

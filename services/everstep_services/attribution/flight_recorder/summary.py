@@ -15,7 +15,6 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
     """The operation and its tensors, in words."""
     state: State
     created_ns: int
-    timeout_ms: int = 0
     peer: int | None = None
     """The other rank of a transfer, by its place in the group; None for a collective."""
     is_send: bool = False

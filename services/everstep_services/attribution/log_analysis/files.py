@@ -36,11 +36,9 @@ _LONGEST_NAME = 300
 STDIN = Path("-")
 
 
-def analyze_files(
-    paths: Sequence[Path], world: int | None = None, rules: LogRules | None = None
-) -> LogAnalysis:
+def analyze_files(paths: Sequence[Path], world: int | None = None) -> LogAnalysis:
     """The analysis of all files; what could not be read is in its notes."""
-    rules = rules or shipped()
+    rules = shipped()
     analysis, shapes = LogAnalysis(rules, world), Shapes(rules.words)
     for path in paths:
         number, name = len(analysis.names), _shown(path)

@@ -8,7 +8,7 @@ from everstep_services.cli.cells import Record, aligned, cell, moment, span
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.operator_requests import quoted
-from everstep_services.cli.output import echo, print_json, print_line, print_records, say, schema
+from everstep_services.cli.output import echo, print_answer, print_json, say, schema
 
 COLUMNS = ("section", "limit", "source", "why")
 
@@ -16,17 +16,13 @@ COLUMNS = ("section", "limit", "source", "why")
 def print_limits(invocation: Invocation, api: Api, job: str) -> None:
     """The limits of a job, and the rule behind them."""
     answer = api.get(f"jobs/{quoted(job)}/limits")
-    match invocation.output:
-        case "json":
-            print_json({"schema": schema("limit"), **answer})
-        case "jsonl":
-            for limit in answer["limits"]:
-                print_line(limit)
-        case _:
-            rows = ({**limit, "limit": span(limit["limit_s"])} for limit in answer["limits"])
-            print_records(invocation, "limit", rows, COLUMNS)
+    print_answer(invocation, "limit", answer, answer["limits"], _limit, COLUMNS)
     for line in _said(answer):
         say(line)
+
+
+def _limit(limit: Record) -> Record:
+    return {**limit, "limit": span(limit["limit_s"])}
 
 
 def print_control(invocation: Invocation, api: Api, job: str | None = None) -> None:

@@ -1,7 +1,7 @@
 """Nodes on the screen: whether they are there, can be trusted, and what was found on them."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from everstep_services.cli.api.client import Api
@@ -99,9 +99,7 @@ def newest_check(api: Api, node: str) -> int:
     return int(items[0]["n"]) if items else 0
 
 
-def await_check(
-    api: Api, node: str, after: int, within_s: float, sleep: Callable[[float], None] = time.sleep
-) -> dict[str, Any]:
+def await_check(api: Api, node: str, after: int, within_s: float) -> dict[str, Any]:
     """The next check that was asked for, after that place in the log."""
     deadline = time.monotonic() + within_s
     while True:
@@ -116,7 +114,7 @@ def await_check(
                 f"run; see everstep node show {node}",
                 Exit.TIMED_OUT,
             )
-        sleep(_LOOK_EVERY_S)
+        time.sleep(_LOOK_EVERY_S)
 
 
 def _facts(node: Record, now: Record | None) -> Iterator[tuple[str, str]]:

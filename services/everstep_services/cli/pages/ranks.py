@@ -14,12 +14,9 @@ from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.operator_requests import quoted
 from everstep_services.cli.output import (
     is_terminal,
-    print_json,
-    print_line,
-    print_records,
+    print_answer,
     say,
     say_cut,
-    schema,
 )
 
 COLUMNS = ("rank", "node", "state", "step", "section", "since", "limit", "age")
@@ -32,15 +29,8 @@ def print_ranks(
 ) -> None:
     """The ranks that were asked for, and on stderr one line about the job."""
     answer = _ranks(api, job, params, most)
-    match invocation.output:
-        case "json":
-            print_json({"schema": schema("rank"), **answer})
-        case "jsonl":
-            for rank in answer["items"]:
-                print_line(rank)
-        case _:
-            columns = WIDE if invocation.output == "wide" else COLUMNS
-            print_records(invocation, "rank", map(_shown, answer["items"]), columns)
+    columns = WIDE if invocation.output == "wide" else COLUMNS
+    print_answer(invocation, "rank", answer, answer["items"], _shown, columns)
     if answer["next"] is not None:
         say_cut(len(answer["items"]))
     for line in said(answer):

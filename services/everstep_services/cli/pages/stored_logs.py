@@ -3,7 +3,7 @@
 import heapq
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -44,17 +44,12 @@ def stored_round(api: Api, wanted: LogSelection) -> int | None:
 
 
 def stored_lines(
-    api: Api,
-    wanted: LogSelection,
-    search: LineSearch,
-    *,
-    is_live: bool = False,
-    sleep: Callable[[float], None] = time.sleep,
+    api: Api, wanted: LogSelection, search: LineSearch, *, is_live: bool = False
 ) -> Iterator[LogLine]:
     """The lines of a round by time; live, also those that are written from now on, for ever."""
     if len(wanted.ranks) > 256:
         raise CliError(f"{len(wanted.ranks)} ranks are too many: name at most 256", Exit.USAGE)
-    lines = _lines(api, wanted, search, is_live=is_live, sleep=sleep)
+    lines = _lines(api, wanted, search, is_live=is_live)
     if is_live:
         yield from lines
         return
@@ -81,12 +76,7 @@ def write_cycle_file(api: Api, wanted: LogSelection, search: LineSearch, path: P
 
 
 def _lines(
-    api: Api,
-    wanted: LogSelection,
-    search: LineSearch,
-    *,
-    is_live: bool,
-    sleep: Callable[[float], None],
+    api: Api, wanted: LogSelection, search: LineSearch, *, is_live: bool
 ) -> Iterator[LogLine]:
     params, cursor, is_away = _params(wanted, search), None, False
     while True:
@@ -98,7 +88,7 @@ def _lines(
             if not is_away:
                 say(f"the log store cannot be asked now: {error}; going on when it can")
             is_away = True
-            sleep(_LOOK_EVERY_S)
+            time.sleep(_LOOK_EVERY_S)
             continue
         is_away, cursor = False, page["next"]
         for item in page["items"]:
@@ -108,7 +98,7 @@ def _lines(
         if page["is_end"]:
             if not is_live:
                 return
-            sleep(_LOOK_EVERY_S)
+            time.sleep(_LOOK_EVERY_S)
 
 
 def _params(wanted: LogSelection, search: LineSearch) -> dict[str, Any]:

@@ -54,7 +54,6 @@ class PeriodicProbes:
         say: Callable[[str], None],
         examined: Callable[[], Iterable[CheckResult]],
         listener: ProbeListener | None = None,
-        root: Path = Path("/"),
     ) -> None:
         probes = settings.probes_to_run()
         self._settings: dict[str, ProbeSettings] = dict(probes)
@@ -70,7 +69,7 @@ class PeriodicProbes:
         self._schedule = ProbeSchedule(probes, share, node, clock.now())
         self._most = settings.probes_at_once
         self._running = 0
-        self._workers = ProbeWorkers(settings, notes, root, self._most)
+        self._workers = ProbeWorkers(settings, notes, Path("/"), self._most)
         self._wanted: asyncio.Queue[RunChecks] = asyncio.Queue()
         self._due = asyncio.Event()
         self._unfit: set[str] = set()

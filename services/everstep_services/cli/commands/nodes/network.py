@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -118,9 +118,7 @@ class NetworkFindings:
         return Exit.TIMED_OUT if self.untold or not self.links else Exit.OK
 
 
-def await_figures(
-    api: Api, test: NetworkTest, within_s: float, sleep: Callable[[float], None] = time.sleep
-) -> dict[str, Record]:
+def await_figures(api: Api, test: NetworkTest, within_s: float) -> dict[str, Record]:
     """The answer of each node, once all have answered or the time is over."""
     told: dict[str, Record] = {}
     after, deadline = test.after, time.monotonic() + within_s
@@ -141,7 +139,7 @@ def await_figures(
                 f"--kind {_KIND}",
                 Exit.TIMED_OUT,
             )
-        sleep(_LOOK_EVERY_S)
+        time.sleep(_LOOK_EVERY_S)
 
 
 def judged(told: Mapping[str, Record]) -> NetworkFindings:

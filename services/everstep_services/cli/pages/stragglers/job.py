@@ -23,9 +23,9 @@ from everstep_services.cli.operator_requests import quoted
 from everstep_services.cli.output import (
     echo,
     is_terminal,
+    print_answer,
     print_json,
     print_line,
-    print_records,
     say,
     say_cut,
     schema,
@@ -50,17 +50,13 @@ def print_now(invocation: Invocation, api: Api, job: str, role: str, most: int) 
     """Ranks by their own time, the slowest first; then who waits for whom, and the price."""
     asked = {"most": min(most, _RANKS_MOST), "role": role or None}
     answer = api.get(f"jobs/{quoted(job)}/stragglers/now", asked)
-    match invocation.output:
-        case "json":
-            print_json({"schema": schema("rank_scores"), **answer})
-        case "jsonl":
-            for rank in answer["ranks"]:
-                print_line(rank)
-        case _:
-            columns = NOW_WIDE if invocation.output == "wide" else NOW
-            findings = {row["rank"]: row for row in answer["found"]}
-            rows = (_compared(row, findings.get(row["rank"])) for row in answer["ranks"])
-            print_records(invocation, "rank_scores", rows, columns)
+    columns = NOW_WIDE if invocation.output == "wide" else NOW
+    findings = {row["rank"]: row for row in answer["found"]}
+
+    def compared(row: Record) -> Record:
+        return _compared(row, findings.get(row["rank"]))
+
+    print_answer(invocation, "rank_scores", answer, answer["ranks"], compared, columns)
     if answer["ranks_seen"] > len(answer["ranks"]) and most < _RANKS_MOST:
         say_cut(len(answer["ranks"]))
     for line in remarks(answer):
@@ -75,16 +71,9 @@ def print_past(
     findings = list(api.pages(f"{place}/stragglers", page, most=most, when_cut=say_cut))
     of_round = {"round": params.get("round"), "limit": _SHIFTS}
     shifts = api.get(f"{place}/step-shifts", of_round)["items"]
-    match invocation.output:
-        case "json":
-            whole = {"schema": schema("straggler"), "items": findings, "step_shifts": shifts}
-            print_json(whole)
-        case "jsonl":
-            for finding in findings:
-                print_line(finding)
-        case _:
-            columns = PAST_WIDE if invocation.output == "wide" else PAST
-            print_records(invocation, "straggler", map(_finding, findings), columns)
+    columns = PAST_WIDE if invocation.output == "wide" else PAST
+    whole = {"items": findings, "step_shifts": shifts}
+    print_answer(invocation, "straggler", whole, findings, _finding, columns)
     if not findings:
         say("no such slow ranks")
     for shift in shifts:

@@ -23,6 +23,7 @@ _ADDRESSES = 10_000
 _MINUTE_S = 60.0
 _IDS_MOST = 500
 _PACE_S = 0.02
+_WRITE_EVERY_S = 30.0
 """Between two queries for tokens, however many guesses come."""
 
 
@@ -111,10 +112,10 @@ class TokenAuth:
         self._changes += 1
         self._remembered.pop(token_id, None)
 
-    async def write_used_for_ever(self, every_s: float = 30.0) -> None:
+    async def write_used_for_ever(self) -> None:
         """Write at intervals which tokens were used."""
         while True:
-            await self._clock.sleep(every_s)
+            await self._clock.sleep(_WRITE_EVERY_S)
             await self.write_used()
 
     async def write_used(self) -> None:
