@@ -88,6 +88,17 @@ def print_record(invocation: Invocation, kind: str, record: Record, name: str) -
                 echo(line)
 
 
+def print_page(
+    invocation: Invocation, kind: str, record: Record, page: Callable[[Record], Iterable[str]]
+) -> None:
+    """Print the page about one record; programs get the record, and `-o name` its id."""
+    if invocation.output in {"json", "jsonl", "name"}:
+        print_record(invocation, kind, record, kind)
+        return
+    for line in page(record):
+        echo(line)
+
+
 def print_json(value: object) -> None:
     """One JSON document, indented, in UTF-8."""
     echo(msgspec.json.format(msgspec.json.encode(value), indent=2))

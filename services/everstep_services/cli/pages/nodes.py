@@ -9,7 +9,14 @@ from everstep_services.cli.cells import Record, aligned, brief, cell, counted, m
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.operator_requests import quoted
-from everstep_services.cli.output import echo, print_record, print_records, say, say_cut
+from everstep_services.cli.output import (
+    echo,
+    print_page,
+    print_record,
+    print_records,
+    say,
+    say_cut,
+)
 
 COLUMNS = ("node", "state", "job", "healthy", "strikes", "excluded", "reason", "probes")
 WIDE = (
@@ -32,12 +39,7 @@ def print_nodes(invocation: Invocation, api: Api, params: dict[str, Any], most: 
 
 def print_node(invocation: Invocation, api: Api, name: str) -> None:
     """One node: its standing, the reason, and the results of its last examination."""
-    node = api.get(f"nodes/{quoted(name)}")
-    if invocation.output in {"json", "jsonl", "name"}:
-        print_record(invocation, "node", node, "node")
-        return
-    for line in node_page(node):
-        echo(line)
+    print_page(invocation, "node", api.get(f"nodes/{quoted(name)}"), node_page)
 
 
 def node_page(node: Record) -> Iterator[str]:

@@ -27,16 +27,13 @@ def show(invocation: Invocation, *, named: str | None, incident: str | None) -> 
     """
     from everstep_services.cli.api.location import open_record
     from everstep_services.cli.job_argument import newest_job
-    from everstep_services.cli.pages.incidents.story import (
-        find_incident,
-        find_named,
-        print_incident,
-    )
+    from everstep_services.cli.output import print_page
+    from everstep_services.cli.pages.incidents.story import find_incident, find_named, story
 
     with open_record(invocation) as api:
         named = named or newest_job(api)
         record = find_incident(api, named, incident) if incident else find_named(api, named)
-        print_incident(invocation, record)
+        print_page(invocation, "incident", record, story)
 
 
 @command.command()

@@ -21,15 +21,16 @@ def command(invocation: Invocation, *, named: str | None) -> None:
     from everstep_services.cli.api.location import open_record
     from everstep_services.cli.errors import CliError, Exit
     from everstep_services.cli.job_argument import newest_job
+    from everstep_services.cli.output import print_page
     from everstep_services.cli.pages.incidents.story import (
         find_any_incident,
         find_given_up,
         find_incident,
         find_slow_job,
+        given_up_lines,
         is_incident_id,
-        print_given_up,
-        print_incident,
-        print_slow_job,
+        slow_job_lines,
+        story,
     )
 
     with open_record(invocation) as api:
@@ -40,11 +41,11 @@ def command(invocation: Invocation, *, named: str | None) -> None:
         except CliError as error:
             if error.code is not Exit.NOT_FOUND or not is_incident_id(named):
                 raise
-            print_incident(invocation, find_any_incident(api, named))
+            print_page(invocation, "incident", find_any_incident(api, named), story)
             return
         if slow is not None:
-            print_slow_job(invocation, slow)
+            print_page(invocation, "job", slow, slow_job_lines)
         elif (ended := find_given_up(api, named)) is not None:
-            print_given_up(invocation, ended)
+            print_page(invocation, "job", ended, given_up_lines)
         else:
-            print_incident(invocation, find_incident(api, named, None))
+            print_page(invocation, "incident", find_incident(api, named, None), story)

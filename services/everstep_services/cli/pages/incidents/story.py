@@ -27,8 +27,6 @@ from everstep_services.cli.cells import (
     wall_s,
 )
 from everstep_services.cli.errors import CliError, Exit
-from everstep_services.cli.invocation import Invocation
-from everstep_services.cli.output import echo, print_record
 from everstep_services.cli.pages.incidents.stall import stall_lines
 from everstep_services.cli.pages.incidents.verdict import verdict_lines
 
@@ -97,15 +95,6 @@ def find_incident(api: Api, job: str, named: str | None) -> dict[str, Any]:
     return record
 
 
-def print_incident(invocation: Invocation, incident: dict[str, Any]) -> None:
-    """The story, or, for programs, the record."""
-    if invocation.output in {"json", "jsonl", "name"}:
-        print_record(invocation, "incident", incident, "incident")
-        return
-    for line in story(incident):
-        echo(line)
-
-
 def find_slow_job(api: Api, job: str) -> dict[str, Any] | None:
     """The job with its slow ranks, if the policy for them has stopped it.
 
@@ -145,15 +134,6 @@ def find_given_up(api: Api, job: str) -> dict[str, Any] | None:
     return {**record, "last_end": max(ends, key=lambda it: it["ended_at"] or "")}
 
 
-def print_given_up(invocation: Invocation, job: dict[str, Any]) -> None:
-    """How the last allocation of a job ended; for programs, the record."""
-    if invocation.output in {"json", "jsonl", "name"}:
-        print_record(invocation, "job", job, "job")
-        return
-    for line in given_up_lines(job):
-        echo(line)
-
-
 def given_up_lines(job: Record) -> Iterator[str]:
     """A job that is not done, and that nobody runs: why its last allocation ended."""
     name, end = cell(job["job"]), job["last_end"]
@@ -163,15 +143,6 @@ def given_up_lines(job: Record) -> Iterator[str]:
     yield "  the job is not done: it continues when its agents are started again"
     if job["incidents"]:
         yield f"  its newest incident, which had recovered before: everstep incident show {name}"
-
-
-def print_slow_job(invocation: Invocation, job: dict[str, Any]) -> None:
-    """Which ranks were slow, and what the policy did about it; for programs, the record."""
-    if invocation.output in {"json", "jsonl", "name"}:
-        print_record(invocation, "job", job, "job")
-        return
-    for line in slow_job_lines(job):
-        echo(line)
 
 
 def slow_job_lines(job: Record) -> Iterator[str]:
