@@ -84,22 +84,19 @@ def retry_of(
     return "after_change" if is_transient is False else "as_is"
 
 
-Advice = Literal["restart", "restart_without", "stop", "wait", "inform"]
+Advice = Literal[
+    "restart", "restart_without", "restart_elsewhere", "change", "stop", "wait", "inform"
+]  # fmt: skip
 
 _ADVICE: dict[str, str] = {
     "restart": "restart: the same run may succeed",
     "restart_without": "restart without the nodes named above",
+    "restart_elsewhere": "restart on other nodes: the evidence names none to leave out",
+    "change": "change something first: a restart only shows whether it comes again",
     "stop": "stop: it will come again until something is changed",
     "wait": "wait until nodes or the quota are back",
     "inform": "a person must act first, or it comes again",
 }
-_CHANGE = "change something first: a restart only shows whether it comes again"
-_ADVICE_WITH_RETRY: dict[tuple[str, str], str] = {
-    ("restart", "after_change"): _CHANGE,
-    ("restart_without", "after_change"): _CHANGE,
-    ("restart", "without_node"): "restart on other nodes: the evidence names none to leave out",
-}
-"""Where the same run, or other nodes, are unlikely to succeed."""
 _RETRY: dict[str, str] = {
     "as_is": "as it is",
     "without_node": "without the node",
@@ -110,14 +107,11 @@ _RETRY: dict[str, str] = {
 _REQUESTED = "stop: somebody requested its end"
 
 
-def advice_text(advice: str, cause: str | None, retry: str | None = None) -> str:
-    """What a verdict advises, in words; what a newer release advises, as it is.
-
-    It does not contradict `retry_text` of the same verdict.
-    """
+def advice_text(advice: str, cause: str | None) -> str:
+    """What a verdict advises, in words; what a newer release advises, as it is."""
     if advice == "stop" and cause == "scheduler":
         return _REQUESTED
-    return _ADVICE_WITH_RETRY.get((advice, retry or "")) or _ADVICE.get(advice, advice)
+    return _ADVICE.get(advice, advice)
 
 
 def retry_text(retry: str) -> str:

@@ -208,7 +208,7 @@ async def test_an_earlier_incident_counts_only_while_no_step_was_made_since() ->
     found = await judged(case(ends=(root,), past=(before,), step=7))
     assert found.advice == "stop"
     found = await judged(case(ends=(root,), past=(before,), step=900))
-    assert found.advice == "restart"
+    assert found.advice == "change"
 
 
 async def test_steps_that_begin_at_0_in_each_round_are_no_progress() -> None:
@@ -356,7 +356,11 @@ async def test_two_ranks_that_fail_by_themselves_at_once_are_both_named() -> Non
     alone = await judged(case(ends=(error, lost_peer(1))))
     assert found.confidence < alone.confidence, "which of the two causes it is stays open"
     killed = end(2, how="signal", exit_code=None, signal="SIGKILL")
-    assert len((await judged(case(ends=(error, killed)))).ranks) == 1
+    both = await judged(case(ends=(error, lost_peer(1), killed)))
+    assert both.ranks == (0, 2)
+    assert both.reason.endswith("rank 1 lost another rank"), "nobody knows which"
+    late = replace(killed, node="n0", at=NOON + timedelta(seconds=9))
+    assert (await judged(case(ends=(error, late)))).ranks == (0,)
 
 
 async def test_an_error_in_a_worker_of_the_loader_is_told_in_its_own_words() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from everstep.messages import NodeSign, OutsideAct
-from tests.unit.attribution.cases import NOON, case, end, lost_peer
+from tests.unit.attribution.cases import NOON, case, end, lost_peer, raised
 from tests.unit.attribution.test_ends import judged
 
 
@@ -60,6 +60,21 @@ async def test_two_nodes_that_are_lost_at_once_are_both_named() -> None:
     assert (found.cause, found.kind, found.nodes) == ("host", "node_lost", ("n1", "n2"))
     assert "n1" in found.reason
     assert "n2" in found.reason
+
+
+async def test_a_node_that_is_lost_explains_no_rank_that_is_killed_elsewhere() -> None:
+    killed = end(0, how="signal", exit_code=None, signal="SIGKILL")
+    of = replace(case(ends=(killed, lost_peer(1))), nodes=(sign("n1", "lost"),))
+    found = await judged(of)
+    assert (found.ranks, found.nodes, found.others) == ((0, 2, 3), ("n1",), ())
+    assert "rank 0 (n0) was killed" in found.reason
+    assert found.reason.endswith("rank 1 lost another rank")
+    assert (found.advice, found.retry) == ("restart_without", "without_node")
+    raised_too = replace(of, ends=(raised(0, "ValueError", "bad batch"), lost_peer(1)))
+    found = await judged(raised_too)
+    assert (found.ranks, found.advice, found.retry) == ((0, 2, 3), "change", "after_change")
+    own = replace(of, ends=(lost_peer(0), replace(killed, rank=2, node="n1")))
+    assert "only because of that" in (await judged(own)).reason, "its node's loss explains its end"
 
 
 async def test_ranks_whose_warden_was_killed_are_told_as_that() -> None:

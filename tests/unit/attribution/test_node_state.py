@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 
 import pytest
+from msgspec.structs import replace
 
 from everstep.evidence.archive import ArchiveMember, pack
 from everstep.messages import RankEnd, Stall
@@ -31,6 +32,15 @@ async def test_a_rank_that_somebody_has_stopped_is_the_hosts(state: str, cause: 
     found = await judged(HANG, contents)
     assert (found.cause, found.ranks, found.nodes) == (cause, (3,), ())
     assert not found.is_inconclusive
+
+
+async def test_a_rank_that_is_stopped_and_another_that_is_killed_are_both_culprits() -> None:
+    processes = {"ranks": {"1": {"pid": "7", "status": "State:\tT (stopped)"}}}
+    of = case(ends=(replace(KILLED, rank=2), lost_peer(3)))
+    found = await judged(of, {"process": json.dumps(processes).encode()})
+    assert (found.ranks, found.others, found.is_inconclusive) == ((1, 2), (), False)
+    assert found.reason.endswith("rank 3 lost another rank"), "it may have lost either"
+    assert found.retry == "unknown", "that of the killed rank"
 
 
 def gpu_state(**reading: object) -> bytes:

@@ -4,6 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from everstep.messages import FaultInjected, NodeLeft, NodeLost, OperatorActed, OutsideAct, RankEnd
 from everstep_services.attribution.domain.event_order import in_time
@@ -114,6 +115,19 @@ async def test_a_node_that_is_cut_off_on_purpose_is_no_broken_host() -> None:
     found = await judged(in_time(found_case))
     assert (found.cause, found.kind, found.nodes) == ("injected", "cut_off", ())
     assert "injected by ann: cut_off of n1" in found.reason
+
+
+async def test_all_faults_that_were_injected_at_once_are_named() -> None:
+    acts = tuple(act("partition", -1.0, node=node, rank=None) for node in ("n0", "n1"))
+    ends = (lost_peer(0), lost_peer(2), end(3, how="unknown", exit_code=None))
+    found = await judged(in_time(case(ends=ends, outside=acts)))
+    assert (found.cause, found.ranks, found.others) == ("injected", (0, 1, 2, 3), ())
+    assert "partition of n0" in found.reason
+    assert "partition of n1" in found.reason
+    kills = (act("kill", -1.0), act("kill", -1.0, node="n0", rank=0))
+    ends = (KILLED, replace(KILLED, rank=0, node="n0"), lost_peer(1))
+    found = await judged(in_time(case(ends=ends, outside=kills)))
+    assert (found.cause, found.ranks, found.others) == ("injected", (0, 3), ())
 
 
 @pytest.mark.parametrize("action", ["stop_job", "drain_node", "restart_job", "interrupt"])

@@ -151,8 +151,9 @@ class VerdictReached(IncidentFact, frozen=True, kw_only=True, tag="verdict_reach
     missing: tuple[str, ...] = ()
     """Evidence that would have helped but is not there, with the reason."""
     advice: str = ""
-    """`restart`, `restart_without` (the culprit nodes), `stop`, `wait` (until nodes or a quota are
-    back) or `inform` (a person must act first); empty for none."""
+    """`restart`, `restart_without` (the culprit nodes), `restart_elsewhere` (on other nodes),
+    `change` (something first), `stop`, `wait` (until nodes or a quota are back) or `inform` (a
+    person must act first); empty for none."""
     is_transient: bool | None = None
     """The same training may succeed next time; None when that is not known."""
     retry: str = ""

@@ -87,7 +87,7 @@ def _injected(case: Case, act: OutsideAct) -> Iterator[Claim]:
     yield Claim(
         cause="injected", kind=fault[:64], strength=_SURE, is_transient=True, fact=act.fact,
         says=f"injected by {clean(act.by)}: {_SIGNALS.get(fault, fault)} of {where}",
-        ranks=() if act.rank is None else (act.rank,),
+        ranks=case.ranks_of(act.node or "") if act.rank is None else (act.rank,),
         nodes=(act.node,) if act.rank is None and act.node else (), fingerprint=f"injected:{fault}",
     )  # fmt: skip
 

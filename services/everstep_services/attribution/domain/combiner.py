@@ -2,192 +2,24 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import assert_never
 
 from everstep.messages import Case
-from everstep.verdict_causes import NODE_CAUSES, Advice, Retry, VerdictCause, retry_of
+from everstep.verdict_causes import Advice, Retry, VerdictCause, retry_of
 from everstep_services.attribution.domain.claims import (
-    GENERAL,
     NODE_LOST,
     SUSPECTED,
     Claim,
     fingerprint_in,
     is_sound,
 )
+from everstep_services.attribution.domain.explanations import (
+    NOT_OF_NODES,
+    Explanation,
+    explanations,
+)
 from everstep_services.attribution.domain.weights import Weights, shipped
-
-_STRONG = 0.75
-"""A rank that lost its peer may still be a root if a claim about it is at least this strong."""
-_NEAR = 0.4  # of the strength of the lead: weaker claims name no ranks
-_SAYS_NODES = 0.5  # the least strength of claims that name a node
-NOT_OF_NODES = frozenset({"history", "stragglers"})
-"""Analyzers whose knowledge of a node is of other times: it does not suffice to name the node."""
-
-
-@dataclass(slots=True)
-class Explanation:
-    """One cause, with the claims for and against it."""
-
-    cause: VerdictCause
-    claims: list[Claim] = field(default_factory=list)
-    places: list[Claim] = field(default_factory=list)
-    """Claims that name its ranks, and no cause."""
-    against: list[Claim] = field(default_factory=list)
-    score: float = 0.0
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The culprits: the ranks that its strong claims name, else those of its places.
-
-        A claim that is weak, or much weaker than the lead, may list ranks that were only elsewhere
-        at that moment. Ranks that obeyed who ended the job on purpose are not culprits.
-        """
-        is_on_purpose = self.cause == "scheduler" and bool(self.claims) and not self.lead.ranks
-        near = _NEAR * self.lead.strength
-        named = [claim for claim in self.claims if claim.ranks and not is_on_purpose]
-        least = max(near, min(max((claim.strength for claim in named), default=0.0), _STRONG))
-        own = {rank for claim in named if claim.strength >= least for rank in claim.ranks}
-        there = {rank for it in self.places if it.strength >= near for rank in it.ranks}
-        return tuple(sorted(own or there))
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """Nodes that evidence accuses, for causes that can be a node's."""
-        if self.cause not in NODE_CAUSES:
-            return ()
-        named = {
-            node
-            for claim in self.claims
-            if claim.strength >= _SAYS_NODES and claim.analyzer not in NOT_OF_NODES
-            for node in claim.nodes
-        }
-        cleared = {node for claim in self.against for node in claim.nodes}
-        return tuple(sorted(named - cleared))
-
-    @property
-    def lead(self) -> Claim:
-        """The strongest claim of the cause."""
-        return max(self.claims or self.places, key=lambda claim: claim.strength)
-
-    def takes(self, claim: Claim) -> bool:
-        """Whether a claim has the same cause, or knows less about the same failure."""
-        names = {own.fingerprint for own in self.claims} - {""}
-        if claim.fingerprint in names and (claim.cause == "unknown" or claim.kind == GENERAL):
-            return True
-        is_of_anybody = claim.cause == "unknown" and not claim.ranks and not claim.nodes
-        if is_of_anybody and claim.kind not in {own.kind for own in self.claims}:
-            return False  # two unknown causes are not the same
-        return claim.cause == self.cause and self.meets(claim)
-
-    def explains(self, claim: Claim) -> bool:
-        """Whether it explains a claim that leaves the cause open, about the same ranks.
-
-        A fault that was injected explains all that is seen of its ranks and its node.
-        """
-        if self.cause == "injected":
-            return self.meets(claim)
-        ranks = {rank for own in self.claims for rank in own.ranks}
-        is_open = claim.cause == "unknown" and self.cause != "unknown"
-        return is_open and bool(ranks & set(claim.ranks))
-
-    def meets(self, claim: Claim) -> bool:
-        """Whether a claim may be about the same thing, by ranks and nodes."""
-        if not claim.ranks and not claim.nodes:
-            return True
-        ranks = {rank for own in self.claims for rank in own.ranks}
-        nodes = {node for own in self.claims for node in own.nodes}
-        if not ranks and not nodes:
-            return True
-        return bool(ranks & set(claim.ranks) or nodes & set(claim.nodes))
-
-
-def explanations(claims: Sequence[Claim], weights: Weights) -> list[Explanation]:
-    """Return all explanations, the likeliest first."""
-    roots = sorted(
-        (claim for claim in claims if claim.role == "root" and not claim.is_against),
-        key=lambda claim: (
-            claim.analyzer == "history",  # its claims join those of others
-            claim.cause != "injected",  # whatever else is seen of its ranks is its effect
-            -weights.of(claim),
-        ),
-    )
-    places = [claim for claim in claims if claim.role == "place" and not claim.is_against]
-    candidates: list[Explanation] = []
-    for claim in roots:
-        same = next((candidate for candidate in candidates if candidate.takes(claim)), None)
-        same = same or next(
-            (candidate for candidate in candidates if candidate.explains(claim)), None
-        )
-        if same is None:
-            same = Explanation(claim.cause)
-            candidates.append(same)
-        same.claims.append(claim)
-    candidates += _places_alone(places, candidates)
-    lost = {r for claim in claims if claim.role == "consequence" for r in claim.ranks}
-    told = {r for root in roots if root.strength >= _STRONG for r in root.ranks}
-    for candidate in candidates:
-        candidate.against = [it for it in claims if it.is_against and _concerns(it, candidate)]
-        _score(candidate, places, lost - told, weights)
-    return sorted(candidates, key=lambda candidate: -candidate.score)
-
-
-def _places_alone(places: Sequence[Claim], candidates: Sequence[Explanation]) -> list[Explanation]:
-    """Explanations of unknown cause for the places that no other explanation covers."""
-    explained = {
-        rank for candidate in candidates for claim in candidate.claims for rank in claim.ranks
-    }
-    anywhere = any(not claim.ranks for candidate in candidates for claim in candidate.claims)
-    left = [place for place in places if not (set(place.ranks) & explained or anywhere)]
-    alone: list[Explanation] = []
-    for claim in left:
-        same = next((it for it in alone if set(it.places[0].ranks) & set(claim.ranks)), None)
-        if same is None:
-            alone.append(Explanation("unknown", places=[claim]))
-        else:
-            same.places.append(claim)
-    return alone
-
-
-def _concerns(claim: Claim, explanation: Explanation) -> bool:
-    return claim.cause == explanation.cause and explanation.meets(claim)
-
-
-def _score(
-    explanation: Explanation, places: Sequence[Claim], lost: set[int], weights: Weights
-) -> None:
-    numbers = weights.score
-    if explanation.claims:
-        ranks = {rank for claim in explanation.claims for rank in claim.ranks}
-        here = [it for it in places if not ranks or ranks & set(it.ranks)]
-        explanation.places = here
-        score = _together(explanation.claims, weights)
-        score += numbers.same_place * _most(here, weights)
-        if ranks and not here:
-            # Ranks that are ending because of others stand elsewhere, too.
-            rivals = [it for it in places if not set(it.ranks) <= lost]
-            score -= numbers.other_place * _most(rivals, weights)
-    else:
-        ranks = set(explanation.ranks)
-        score = numbers.place_alone * _together(explanation.places, weights)
-    if ranks and ranks <= lost:
-        score *= 1 - numbers.consequence
-    score -= numbers.against * _most(explanation.against, weights)
-    explanation.score = max(score, 0.0)
-
-
-def _together(claims: Sequence[Claim], weights: Weights) -> float:
-    """The strongest claim, and a part of each other analyzer's strongest one."""
-    best: dict[str, float] = {}
-    for claim in claims:
-        best[claim.analyzer] = max(best.get(claim.analyzer, 0.0), weights.of(claim))
-    ordered = sorted(best.values(), reverse=True)
-    return ordered[0] + weights.score.agreement * sum(ordered[1:]) if ordered else 0.0
-
-
-def _most(claims: Sequence[Claim], weights: Weights) -> float:
-    return max((weights.of(claim) for claim in claims), default=0.0)
-
 
 _ALTERNATIVES_MOST = 5
 _EVIDENCE_MOST = 24
@@ -198,8 +30,13 @@ _HARDLY = 0.05
 _AGAIN = "history"
 _CLEARLY = 0.6
 _OF_ONE_RANK = frozenset({"user_code", "data", "configuration", "framework", "unknown"})
-_MAY_FOLLOW = frozenset({"killed", "left_early", "aborted"})
+_MAY_FOLLOW = frozenset({"left_early", "aborted"})
 """Ends that may follow from another rank's failure."""
+_SEEN = frozenset({NODE_LOST, "stopped_process", "host_oom", "illegal_instruction"})
+"""Failures of a host that the kernel or the bus has seen: they follow from no rank's failure."""
+_SEES = frozenset({"ends", "stalls", "node_state"})
+_BY_URGENCY: tuple[Retry, ...] = ("never", "after_change", "without_node", "unknown", "as_is")
+"""Of several failures at once, the first of these decides what another attempt needs."""
 _NEVER_AGAIN = frozenset({"gpu_oom"})
 """The same batch does not fit next time, either."""
 _ONCE_AGAIN = frozenset({"port_taken"})
@@ -283,19 +120,19 @@ def _judged(
             is_inconclusive=True,            evidence=weighed, others=considered, missing=missing,
         )  # fmt: skip
     is_transient = _is_transient(best)
+    nodes = tuple(sorted({node for it in (best, *joint) for node in it.nodes}))
+    retry = min((_retry(it) for it in (best, *joint)), key=_BY_URGENCY.index)
     return CaseJudgement(
         cause=best.cause,
         kind=best.lead.kind,
         confidence=round(confidence, 2),
-        reason="; ".join([_reason(best, claims), *(f"also {it.lead.says}" for it in joint)]),
-        advice=_retried(best) or _advice(best, is_transient, _came_again(best)),
+        reason=_reason(best, joint, rest, claims),
+        advice=_advised(best, retry, has_nodes=bool(nodes)),
         is_inconclusive=False,
         ranks=tuple(sorted({rank for it in (best, *joint) for rank in it.ranks}))[:_RANKS_MOST],
-        nodes=tuple(sorted({node for it in (best, *joint) for node in it.nodes}))[:_NODES_MOST],
+        nodes=nodes[:_NODES_MOST],
         is_transient=is_transient,
-        retry=retry_of(
-            best.cause, best.lead.kind, has_nodes=bool(best.nodes), is_transient=is_transient
-        ),
+        retry=retry,
         fingerprint=_fingerprint(best, job),
         evidence=weighed,
         others=considered,
@@ -306,10 +143,10 @@ def _judged(
 def _is_joint(other: Explanation, best: Explanation) -> bool:
     """Whether it is another failure, and no rival.
 
-    It is about some of the culprits and of the same cause, or other ranks failed by themselves, or
-    other nodes were lost at the same time.
+    It is about some of the culprits and of the same cause, or evidence of its own shows that other
+    ranks failed by themselves, that other nodes were lost, or that another fault was injected.
     """
-    if best.lead.kind == other.lead.kind == NODE_LOST:
+    if best.lead.kind == other.lead.kind == NODE_LOST or best.cause == other.cause == "injected":
         return True
     ranks, bests = {rank for own in other.claims for rank in own.ranks}, set(best.ranks)
     is_of_them = other.cause == best.cause and bool(ranks) and ranks <= bests
@@ -326,12 +163,14 @@ def _is_of_other_times(explanation: Explanation) -> bool:
 
 def _failed_itself(explanation: Explanation) -> bool:
     """Whether its ranks ended by a failure of their own, which no other rank's end explains."""
-    return explanation.cause in _OF_ONE_RANK and any(
-        claim.analyzer == "ends"
-        and claim.ranks
-        and claim.strength >= _CLEARLY
+    clear = [it for it in explanation.claims if it.ranks and it.strength >= _CLEARLY]
+    return any(
+        claim.kind in _SEEN
+        if claim.cause == "host" and claim.analyzer in _SEES
+        else claim.analyzer == "ends"
+        and claim.cause in _OF_ONE_RANK
         and claim.kind not in _MAY_FOLLOW
-        for claim in explanation.claims
+        for claim in clear
     )
 
 
@@ -351,7 +190,9 @@ def _considered(
     elif explanation.against:
         why = f"against it: {explanation.against[0].says}"
     else:
-        why = f"it has less evidence ({explanation.score:.2f}) than {best.cause} ({best.score:.2f})"
+        own_score, score = round(explanation.score, 2), round(best.score, 2)
+        less = "less" if own_score < score else "no more"
+        why = f"it has {less} evidence ({own_score:.2f}) than {best.cause} ({score:.2f})"
     return Considered(
         explanation.cause, round(own, 2), f"{explanation.lead.says}; {why}",
         explanation.ranks[:_TOLD_RANKS], explanation.nodes[:_TOLD_RANKS],
@@ -373,21 +214,30 @@ def _evidence(
     return tuple((claim, round(weight, 3)) for claim, weight in told)
 
 
-def _reason(best: Explanation, claims: Sequence[Claim]) -> str:
+def _reason(
+    best: Explanation,
+    joint: Sequence[Explanation],
+    rest: Sequence[Explanation],
+    claims: Sequence[Claim],
+) -> str:
     first = best.lead.says
     place = next((place for place in best.places if place.says != first), None)
     if place is not None and not best.lead.ranks:
         first = f"{first}; {place.says}"
-    lost = {r for claim in claims if claim.role == "consequence" for r in claim.ranks} - set(
-        best.ranks
-    )
+    parts = [first, *(f"also {it.lead.says}" for it in joint)]
+    by_themselves = [it for it in rest if _failed_itself(it)]
+    failed = {rank for it in (best, *joint, *by_themselves) for rank in it.ranks}
+    lost = {r for it in claims if it.role == "consequence" for r in it.ranks} - failed
     if lost:
         told = ", ".join(map(str, sorted(lost)[:_TOLD_RANKS]))
         more = ", …" if len(lost) > _TOLD_RANKS else ""
         ranks = f"rank {told}" if len(lost) == 1 else f"{len(lost)} ranks ({told}{more})"
-        first = f"{first}; {ranks} failed only because of that"
+        why = "lost another rank" if joint or by_themselves else "failed only because of that"
+        parts.append(f"{ranks} {why}")
     again = next((claim for claim in best.claims if claim.analyzer == _AGAIN), None)
-    return f"{first}; {again.says}" if again is not None and again is not best.lead else first
+    if again is not None and again is not best.lead:
+        parts.append(again.says)
+    return "; ".join(parts)
 
 
 def _doubt(best: Explanation, rest: Sequence[Explanation]) -> str:
@@ -423,11 +273,26 @@ def _fingerprint(best: Explanation, job: str) -> str:
     return fingerprint_in(job, name or ":".join((best.cause, best.lead.kind, *best.nodes)))
 
 
-def _retried(best: Explanation) -> Advice | None:
-    """Stop where a retry, or another one, is known to be useless, as NVRx's policies do."""
-    kind = best.lead.kind
-    is_useless = kind in _NEVER_AGAIN or (kind in _ONCE_AGAIN and _came_again(best))
-    return "stop" if is_useless else None
+def _retry(explanation: Explanation) -> Retry:
+    return retry_of(
+        explanation.cause,
+        explanation.lead.kind,
+        has_nodes=bool(explanation.nodes),
+        is_transient=_is_transient(explanation),
+    )
+
+
+def _advised(best: Explanation, retry: Retry, *, has_nodes: bool) -> Advice:
+    """The advice for the likeliest cause; it does not contradict what another attempt needs."""
+    kind, came_again = best.lead.kind, _came_again(best)
+    if kind in _NEVER_AGAIN or (kind in _ONCE_AGAIN and came_again):
+        return "stop"  # a retry, or another one, is known to be useless, as in NVRx's policies
+    advice = _advice(best, _is_transient(best), came_again)
+    if advice not in {"restart", "restart_without"}:
+        return advice
+    if retry == "without_node":
+        return "restart_without" if has_nodes else "restart_elsewhere"
+    return "change" if retry == "after_change" else advice
 
 
 def _advice(best: Explanation, is_transient: bool | None, came_again: bool) -> Advice:

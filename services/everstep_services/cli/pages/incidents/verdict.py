@@ -47,7 +47,7 @@ def verdict_lines(incident: Record) -> Iterator[str]:
 
 def _remedy(verdict: Record) -> Iterator[str]:
     if verdict["advice"]:
-        text = advice_text(verdict["advice"], verdict["cause"], verdict.get("retry"))
+        text = advice_text(verdict["advice"], verdict["cause"])
         yield f"  advice: {cell(text)}"
     if verdict.get("retry"):
         yield f"  retry: {cell(retry_text(verdict['retry']))}"

@@ -334,7 +334,9 @@ class VerdictOut(Answer):
     culprit_ranks: list[int] | None
     culprit_nodes: list[str] | None
     advice: str | None = Field(
-        description="`restart`, `restart_without` (the culprit nodes), `stop`, `wait`, `inform`."
+        description="`restart`, `restart_without` (the culprit nodes), `restart_elsewhere`, "
+        "`stop`, `change` (something first: a restart only shows whether it comes again), `wait`, "
+        "`inform`."
     )
     is_transient: bool | None
     retry: str | None = Field(
