@@ -56,7 +56,7 @@ class AsyncRequest(NamedTuple):
         for fn in self.finalize_fns:
             fn()
         if validate_matching_call_idx:
-            _same_call(_all_ranks(), self.call_idx)
+            _check_same_call(_all_ranks(), self.call_idx)
         return self.call_idx
 
     def preloaded(self) -> "AsyncRequest":
@@ -157,9 +157,14 @@ class AsyncCallsQueue:
         """Whether all ranks are done with the request; raises if it has failed on one."""
         error = running.exception() if running.done() else None
         group = RankGroup(None) if is_alone else self._ranks()
-        is_open, has_failed = _same_call(
-            group, request.call_idx, not running.done(), error is not None
+        is_open, has_failed, largest, smallest = group.highest(
+            [not running.done(), error is not None, request.call_idx, -request.call_idx]
         )
+        if largest != -smallest:
+            raise RuntimeError(
+                f"rank {group.rank} finalizes save {request.call_idx} while others finalize "
+                f"{-smallest} to {largest}: all ranks must schedule the same saves"
+            )
         if has_failed and not is_open:
             self._calls.popleft()
             texts = group.gather("" if error is None else f"{type(error).__name__}: {error}", str)
@@ -189,15 +194,13 @@ def _all_ranks() -> RankGroup:
     return group_of_all(environ.get("WORLD_SIZE", ""))
 
 
-def _same_call(group: RankGroup, call_idx: int, *own: int) -> list[int]:
-    """The highest of the own numbers over all ranks, which must finalize the same save."""
-    largest, smallest, *highest = group.highest([call_idx, -call_idx, *own])
+def _check_same_call(group: RankGroup, call_idx: int) -> None:
+    largest, smallest = group.highest([call_idx, -call_idx])
     if largest != -smallest:
         raise RuntimeError(
             f"rank {group.rank} finalizes save {call_idx} while others finalize {-smallest} to "
             f"{largest}: all ranks must schedule the same saves"
         )
-    return highest
 
 
 def _warn_of_open_calls() -> None:

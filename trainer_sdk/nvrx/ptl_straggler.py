@@ -5,12 +5,19 @@ import math
 import sys
 from collections.abc import Mapping
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer_sdk.checkpoint.rank_group import RankGroup, group_of_all
-from trainer_sdk.nvrx.ptl_resiliency import Callback
 from trainer_sdk.nvrx.straggler import CallableId, Detector
 from trainer_sdk.nvrx.straggler_report import Report, StragglerId
+
+if TYPE_CHECKING:
+    Callback = object
+else:
+    try:
+        from lightning.pytorch import Callback
+    except ImportError:
+        from pytorch_lightning import Callback
 
 
 class StragglerDetectionCallback(Callback):

@@ -1,13 +1,13 @@
 """Times as people write them: a moment, or how long ago or ahead."""
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import MAXYEAR, MINYEAR, UTC, datetime, timedelta
 
 import click
 
 _SPAN = re.compile(r"(\d{1,9})([smhdw])")
 _SECONDS = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)([smhdw])")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 class SpanParameter(click.ParamType[int]):
@@ -25,7 +25,7 @@ class SpanParameter(click.ParamType[int]):
             self.fail(
                 f"{value!r} is not a length of time: write 90s, 10m, 2h, 7d or 1w", param, ctx
             )
-        return int(timedelta(**{_UNITS[match[2]]: int(match[1])}).total_seconds())
+        return int(match[1]) * _UNITS_S[match[2]]
 
 
 def seconds(text: str) -> float | None:
@@ -33,7 +33,7 @@ def seconds(text: str) -> float | None:
     match = _SECONDS.fullmatch(text.strip())
     if match is None:
         return None
-    return float(match[1]) * timedelta(**{_UNITS[match[2]]: 1}).total_seconds()
+    return float(match[1]) * _UNITS_S[match[2]]
 
 
 class MomentParameter(click.ParamType[datetime]):
@@ -47,16 +47,21 @@ class MomentParameter(click.ParamType[datetime]):
         if isinstance(value, datetime):
             return value
         text = str(value).strip()
-        try:
-            if _SPAN.fullmatch(text):
-                return datetime.now(UTC) - timedelta(
-                    seconds=SpanParameter().convert(text, param, ctx)
-                )
-            moment = datetime.fromisoformat(text)
-        except (ValueError, OverflowError):
+        moment = _moment(text)
+        if moment is None or not MINYEAR < moment.year < MAXYEAR:
             self.fail(
                 f"{value!r} is not a moment: write 2026-11-21T08:00:00Z, or 10m for 10 minutes ago",
                 param,
                 ctx,
             )
         return moment.astimezone(UTC)
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        if _SPAN.fullmatch(text):
+            ago_s = SpanParameter().convert(text, None, None)
+            return datetime.now(UTC) - timedelta(seconds=ago_s)
+        return datetime.fromisoformat(text)
+    except (ValueError, OverflowError):
+        return None

@@ -179,5 +179,5 @@ def test_each_service_gives_its_facts_random_ids_or_derived_ones() -> None:
         if keyword.arg == "id"
     }
     random = {"new_id", "now.new_id"}
-    derived = {"self._ids.of", "self._derive", "self._id", "finding"}  # `finding`: by `self._id`
+    derived = {"self._ids.of", "self._derive"}
     assert given == random | derived

@@ -226,6 +226,14 @@ def test_spans_and_moments() -> None:
     assert before <= moment + timedelta(minutes=10) <= datetime.now(UTC)
 
 
+@pytest.mark.parametrize(
+    "text", ["9999-12-31T23:59:59-12:00", "0001-01-01T00:00:00+14:00", "999999999w", "2026-13-01"]
+)
+def test_what_is_no_moment(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is not a moment"):
+        MomentParameter().convert(text, None, None)
+
+
 @pytest.mark.parametrize("text", ["", "10", "0s", "m", "1y", "-5m", "9" * 12 + "s"])
 def test_what_is_no_span(text: str) -> None:
     for kind in (SpanParameter(), MomentParameter()):

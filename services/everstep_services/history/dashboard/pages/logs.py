@@ -157,7 +157,10 @@ def _time(text: str, now: datetime) -> str:
     ago = _AGO.fullmatch(text.strip().removesuffix("ago").strip())
     if ago is None:
         return text
-    return (now - timedelta(seconds=int(ago[1]) * _UNITS_S[ago[2]])).isoformat()
+    try:
+        return (now - timedelta(seconds=int(ago[1]) * _UNITS_S[ago[2]])).isoformat()
+    except OverflowError:
+        return text  # REST refuses it
 
 
 async def _forward(reader: Reader, path: str, asked: Mapping[str, Any], most: int) -> _Read:
