@@ -54,6 +54,20 @@ def test_a_rank_dies_in_the_moment_of_an_election(cluster: Cluster, trained: Tra
     trained.prove(f"election of {election_s:.1f} s and a death", pauses, healthy_s)
 
 
+@pytest.mark.parametrize("what", ["server", "clients"])
+def test_a_server_hangs_while_a_rank_dies(cluster: Cluster, trained: Training, what: str) -> None:
+    """node-3, behind it, moves to another server; `clients`: only they do not reach it."""
+    server, victim = cluster.servers[cluster.leader("KV_ROUNDS")], trained.rank_of("node-1")
+    with trained.pauses() as pauses:
+        if what == "server":
+            server.stop()
+        else:
+            server.front.hang()
+        trained.kill(victim)
+        trained.goes_on()
+    trained.prove(f"{what} of a server hang", pauses, trained.heal())
+
+
 def test_servers_and_services_are_restarted_in_turn_while_ranks_die(
     cluster: Cluster, trained: Training
 ) -> None:
