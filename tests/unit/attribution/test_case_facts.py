@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from everstep.messages import (
     CasesDocument,
@@ -23,6 +24,7 @@ from everstep.messages import (
     StragglerFound,
     VerdictReached,
 )
+from everstep_services.attribution.analyzers import rank_ends
 from everstep_services.attribution.domain.case_facts import JobCases
 from everstep_services.attribution.domain.case_queue import JUDGED_MOST, UNJUDGED_MOST
 from everstep_services.attribution.service import WatchedIncident, is_due
@@ -259,6 +261,20 @@ def test_a_late_report_of_a_round_that_is_over_belongs_to_its_incident() -> None
     facts = (formed(), exited(3), opened(), formed(round_=2), closed(), exited(0))
     (case,) = cases_of(*facts).cases
     assert [one.rank for one in case.ends] == [3, 0]
+
+
+def test_what_a_later_round_reports_before_its_incident_is_of_no_earlier_one() -> None:
+    """Agents and rendezvous send on their own: the first incident may still count as open."""
+    first = (formed(), stalled(2), opened(), formed(round_=2), exited(0, round_=2))
+    cases = cases_of(*first, replace(stalled(1), id="late", round=2))
+    case = cases.case("i")
+    assert case is not None
+    assert [one.rank for one in case.stalls] == [2]
+    assert rank_ends.first_ends(case) == [], "it is no end of the round that stalled"
+    for fact in (closed(), opened(2, incident="k")):
+        cases.take(fact)
+    found = [([it.rank for it in one.stalls], [it.rank for it in one.ends]) for one in cases.cases]
+    assert found == [([2], []), ([1], [0])]
 
 
 def test_who_was_done_is_remembered_for_an_incident_and_is_none() -> None:

@@ -30,13 +30,14 @@ def fingerprints(case: Case) -> dict[str, list[int]]:
 
 
 def first_ends(case: Case) -> list[RankEnd]:
-    """The ends of the round in which the incident began; else of the first round that has any.
+    """The ends of the round in which the incident began; else of the last round before it.
 
-    Where the same failure ended several later rounds, that failure keeps the training from coming
-    back, whatever ended the first round: the first of those rounds.
+    What failed in a later round explains nothing of an earlier one, with this exception: where the
+    same failure ended several later rounds, that failure keeps the training from coming back,
+    whatever ended the first round: the first of those rounds.
     """
-    rounds = {end.round for end in case.ends}
-    first = case.round if case.round in rounds else min(rounds, default=case.round)
+    rounds = {end.round for end in case.ends if end.round <= case.round}
+    first = max(rounds, default=case.round)
     rounds_of: dict[str, set[int]] = defaultdict(set)
     for end in case.ends:
         if end.how == "error" and not is_consequence(end):

@@ -153,7 +153,7 @@ class JobCases:
         if waiting is not None and waiting.round == round_:
             kept = tuple(case for case in self._document.cases if case.incident)
             self._document = replace(self._document, cases=kept)
-            return replace(waiting, incident=fact.incident)
+            return self._with_early_ends(replace(waiting, incident=fact.incident))
         return self._with_early_ends(self._blank(fact.incident, round_))
 
     def _with_early_ends(self, case: Case) -> Case:
@@ -227,7 +227,7 @@ class JobCases:
         return self._changed(replace(case, done=(*case.done, rank_end(fact, is_whole=False))))
 
     def _stalled(self, fact: RankStalled) -> str | None:
-        case = self._of(fact.round, None)
+        case = self._of_round(fact.round)
         stall = stall_of(fact)
         if not fact.is_fatal:
             warned = with_part(case.warned_stalls, stall, _SIGNS_MOST)
@@ -253,7 +253,7 @@ class JobCases:
             section=fact.section,
             is_certain=fact.is_certain,
         )
-        return self._changed(replace(self._of(fact.round, None), located=located))
+        return self._changed(replace(self._of_round(fact.round), located=located))
 
     def _evidence(self, fact: EvidenceCollected) -> str | None:
         case = self.case(fact.incident) or self._waiting(fact)
@@ -358,7 +358,7 @@ class JobCases:
         failure = SaveFailure(
             fact=fact.id, stage=stage, reason=fact.reason[:SHORT_MOST], at=fact.at, **where
         )
-        case = self._of(fact.round, None)
+        case = self._of_round(fact.round)
         return self._changed(replace(case, saves=with_part(case.saves, failure, _SIGNS_MOST)))
 
     def _slow(self, fact: StragglerFound) -> None:
@@ -412,6 +412,14 @@ class JobCases:
             if case.round == round_ or is_going_on:
                 return case
         return self._blank("", round_)
+
+    def _of_round(self, round_: int) -> Case:
+        """The case of a fact that explains nothing of an earlier round.
+
+        An earlier incident may still be open: of several senders, the later fact may come first.
+        """
+        case = self._of(round_, None)
+        return case if case.round == round_ else self._blank("", round_)
 
     def _is_over(self, case: Case) -> bool:
         """Whether the training recovered from an incident, and its round goes on."""
