@@ -75,7 +75,7 @@ def retry_of(
         return "as_is"
     if meaning_of(cause).is_deterministic:
         return "after_change"
-    if kind in _RETRY_OF_KIND:
+    if kind in _RETRY_OF_KIND and (cause, kind) != ("unknown", "bus_error"):  # it may be sent, too
         return _RETRY_OF_KIND[kind]
     if not meaning_of(cause).may_be_of_node:
         return "as_is" if cause == "injected" else "unknown"

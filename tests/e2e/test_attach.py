@@ -183,7 +183,7 @@ def test_the_first_verdict_names_a_frozen_rank_though_others_went_on(launched: L
     assert (verdict["incident"], verdict["culprit_ranks"]) == (opened["incident"], [1])
     assert (verdict["cause"], verdict["kind"]) == ("host", "stopped_process")
     assert "rank 1 (" in verdict["reason"]
-    assert "was stopped from outside (SIGSTOP or a debugger)" in verdict["reason"]
+    assert "is stopped, as the kernel shows" in verdict["reason"]
     assert not verdict.get("is_inconclusive")
     ranks[1].send(signal.SIGCONT)
     cluster.until_fact("rank_recovered", lambda body: body["stall"] == stall["id"])

@@ -345,6 +345,9 @@ async def test_a_full_disk_behind_an_exception_of_a_library_is_storages() -> Non
     assert (await judged(case(ends=(own,)))).cause == "user_code"
 
 
+KILLED = end(3, how="signal", exit_code=None, signal="SIGKILL")
+
+
 async def test_two_ranks_that_fail_by_themselves_at_once_are_both_named() -> None:
     """A7.2: nothing shows which was first, and neither explains the other."""
     error = raised(0, "RuntimeError", "fault A")
@@ -361,6 +364,16 @@ async def test_two_ranks_that_fail_by_themselves_at_once_are_both_named() -> Non
     assert both.reason.endswith("rank 1 lost another rank"), "nobody knows which"
     late = replace(killed, node="n0", at=NOON + timedelta(seconds=9))
     assert (await judged(case(ends=(error, late)))).ranks == (0,)
+
+
+@pytest.mark.parametrize("name", ["SIGBUS", "SIGSEGV", "SIGABRT", "SIGILL", "SIGFPE"])
+async def test_a_signal_that_a_process_may_have_sent_is_told_as_that(name: str) -> None:
+    signalled = end(3, how="signal", exit_code=None, signal=name)
+    found = await judged(case(ends=(lost_peer(0), signalled)))
+    assert "or a process sent it this signal" in found.reason
+    assert name != "SIGBUS" or found.retry == "unknown"
+    two = await judged(case(ends=(replace(KILLED, rank=2), KILLED)))
+    assert "ranks 2, 3 were killed" in two.reason
 
 
 async def test_an_error_in_a_worker_of_the_loader_is_told_in_its_own_words() -> None:

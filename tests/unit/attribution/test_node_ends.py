@@ -78,13 +78,15 @@ async def test_a_node_that_is_lost_explains_no_rank_that_is_killed_elsewhere() -
 
 
 async def test_ranks_whose_warden_was_killed_are_told_as_that() -> None:
-    """Nobody saw their ends, and everybody knows why."""
+    """Nobody saw their ends, and everybody knows why: no rank is the culprit."""
     gone: dict[str, Any] = {
         "how": "unknown",
         "exit_code": None,
-        "first_error": "the warden of this node has ended",
+        "first_error": "the warden of this node has ended: it was killed by SIGKILL; its log is w",
     }
     found = await judged(case(ends=(lost_peer(0), end(2, **gone), end(3, **gone))))
-    assert (found.cause, found.kind, found.ranks) == ("unknown", "unseen", (2, 3))
-    assert "the warden of this node has ended" in found.reason
+    assert (found.cause, found.kind, found.ranks) == ("unknown", "warden_ended", ())
+    assert "the warden of n1" in found.reason
+    assert "it was killed by SIGKILL; its log is w; ranks 2, 3 ended with it" in found.reason
+    assert "rank 0 failed only because of that" in found.reason
     assert not found.is_inconclusive

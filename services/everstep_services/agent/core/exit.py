@@ -26,6 +26,8 @@ _OF_CODE = frozenset(
         *["NameError", "UnboundLocalError", "AttributeError", "TypeError"],
     }
 )
+WARDEN_ENDED = "the warden of this node has ended: "
+"""The reason why nobody saw the ends of ranks begins so if their warden ended with them."""
 _USAGE = 2
 _NOT_FOUND = re.compile(r": (No module named|Error while finding module specification)")
 """Python's messages for `-m` with a name that does not exist."""

@@ -13,6 +13,7 @@ import msgspec
 
 from everstep.bus.background import in_background
 from everstep.messages.facts.ranks import ErrorRecord
+from everstep_services.agent.core.exit import WARDEN_ENDED
 from everstep_services.agent.ranks import process_tree, setup
 from everstep_services.agent.ranks.liveness_port import LivenessPort
 from everstep_services.agent.ranks.oom_kills import MemoryKills, kill_counts
@@ -47,7 +48,7 @@ _LONGEST_LINE = 1 << 24
 _LOOK_EVERY_S = 0.5
 _END_WITHIN_S = 15.0
 _SIGNAL_WITHIN_S = 10.0
-_LOST = "the warden of this node has ended: {}; its log is {}"
+_LOST = WARDEN_ENDED + "{}; its log is {}"
 
 
 class WardenClient:

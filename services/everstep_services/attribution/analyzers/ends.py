@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from everstep.incident_causes import IN_PROCESS, meaning_of
 from everstep.messages import Case, NodeSign, RankEnd
 from everstep.verdict_causes import DETERMINISTIC_CAUSES, VerdictCause
+from everstep_services.agent.core.exit import WARDEN_ENDED as BY_WARDEN
 from everstep_services.attribution.analyzers import refused_memory
 from everstep_services.attribution.analyzers.outside import from_outside
 from everstep_services.attribution.analyzers.rank_ends import (
@@ -31,6 +32,7 @@ from everstep_services.attribution.analyzers.stalls import STILL, ended_by_monit
 from everstep_services.attribution.domain.claims import (
     GENERAL,
     NODE_LOST,
+    WARDEN_ENDED,
     WITHOUT_CULPRIT,
     Claim,
 )
@@ -38,6 +40,7 @@ from everstep_services.attribution.incident import Incident
 from everstep_services.attribution.log_analysis.rules import ENDS, Match, shipped
 
 _TOLD_RANKS = 8
+_OR_SENT = ", or a process sent it this signal"
 _BY_ANYBODY = ": by itself, a person, a tool or the kernel; no evidence shows by which"
 _SENT = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
 """Signals that schedulers and people send to whole jobs, and a script may send to itself."""
@@ -48,20 +51,25 @@ _SIGNALS: Mapping[str, tuple[VerdictCause, str, float, str]] = {
     # The kernel counts kills for memory, and they are reported as such: this signal has no source.
     "SIGKILL": ("unknown", "killed", 0.75, f"was killed{_BY_ANYBODY}"),
     # In unknown native code: the script's extensions, a library, or broken memory.
-    "SIGSEGV": ("unknown", "segfault", 0.75, "read or wrote memory that is not its own"),
+    "SIGSEGV": ("unknown", "segfault", 0.75, f"accessed memory that is not its own{_OR_SENT}"),
     "SIGILL": (
         "host",
         "illegal_instruction",
         0.6,
-        "executed an instruction that its processor does not have",
+        f"executed an instruction that its processor does not have{_OR_SENT}",
     ),
-    "SIGFPE": ("framework", "arithmetic", 0.6, "divided by zero in native code"),
+    "SIGFPE": ("framework", "arithmetic", 0.6, f"divided by zero in native code{_OR_SENT}"),
     # A file that was cut short, a full /dev/shm, or broken memory.
-    "SIGBUS": ("unknown", "bus_error", 0.65, "lost the memory behind a mapping"),
-    "SIGABRT": ("framework", "aborted", 0.4, "was aborted by native code"),
-    "SIGTERM": ("scheduler", "terminated", 0.55, "was asked to end from outside"),
+    "SIGBUS": ("unknown", "bus_error", 0.65, f"lost the memory behind a mapping{_OR_SENT}"),
+    "SIGABRT": ("framework", "aborted", 0.4, f"was aborted by its native code{_OR_SENT}"),
+    "SIGTERM": ("scheduler", "terminated", 0.55, "was asked to end"),
     "SIGINT": ("scheduler", "operator", 0.55, "was interrupted, as by Ctrl-C"),
-    "SIGHUP": ("scheduler", "terminated", 0.5, "lost the terminal that it was started from"),
+    "SIGHUP": (
+        "scheduler",
+        "terminated",
+        0.5,
+        f"lost the terminal that it was started from{_OR_SENT}",
+    ),
     "SIGXCPU": ("scheduler", "time_limit", 0.7, "has used up its limit of CPU time"),
 }
 
@@ -200,8 +208,10 @@ def _ranks(case: Case) -> Iterator[Claim]:
         end for end in first_ends(case)
         if end.rank not in by_monitor or end.signal not in _OF_MONITOR
     ]  # fmt: skip
-    lost, roots = _told_apart(ends)
-    if not roots:
+    orphans = [end for end in ends if end.first_error.startswith(BY_WARDEN)]
+    yield from _wardens(orphans)
+    lost, roots = _told_apart([end for end in ends if end not in orphans])
+    if not roots and not orphans:
         yield from _done(case, lost)
     if len(lost) == case.world_size > 1 and not all(map(is_timeout, lost)):
         yield Claim(
@@ -227,6 +237,19 @@ def _ranks(case: Case) -> Iterator[Claim]:
             # By one clock, others were first.
             claim = replace(claim, strength=0.6 * claim.strength)
         yield claim
+
+
+def _wardens(orphans: Sequence[RankEnd]) -> Iterator[Claim]:
+    """Wardens that ended: their agents know how, and the kernel ended their ranks with them."""
+    of_node = {end.node: end for end in reversed(orphans)}
+    for node, end in of_node.items():
+        ranks = sorted(other.rank for other in orphans if other.node == node)
+        how = clean(end.first_error).removeprefix(BY_WARDEN)
+        yield Claim(
+            cause="unknown", kind=WARDEN_ENDED, strength=_EXPLAINED, fact=end.fact,
+            says=f"the warden of {node}, the parent of its ranks, has ended: {how}; "
+            f"{ranks_told(ranks)} ended with it", fingerprint=WARDEN_ENDED,
+        )  # fmt: skip
 
 
 def _told_apart(ends: Sequence[RankEnd]) -> tuple[list[RankEnd], list[RankEnd]]:
@@ -301,6 +324,8 @@ def _of_alike(case: Case, same: Sequence[RankEnd]) -> Claim:
     if kind == GENERAL and (read := _setting(end, is_of_most=2 * len(ranks) > case.world_size > 1)):
         cause, kind = "configuration", read
     who = "every rank" if everybody else ranks_told(ranks, end.node if len(ranks) == 1 else "")
+    if len(ranks) > 1 and not everybody:
+        event = event.replace("was ", "were ", 1) if event.startswith("was ") else event
     if end.step is not None:
         event = f"{event} after step {end.step}"
     if kind == "exit_code" and not end.first_error:

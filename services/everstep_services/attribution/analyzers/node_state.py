@@ -283,7 +283,8 @@ def _alone(
     if rank in pages and pages[rank].phase != "ended":
         yield Claim(
             cause="unknown", kind="lost_by_all", strength=_LOST_BY_ALL, ranks=(rank,),
-            says=f"rank {rank} alone has not ended: all {len(told)} others lost a rank",
+            says=f"rank {rank} alone has not ended: all {len(told)} others ended as ranks do "
+            "that lost another",
             fact=piece.fact, blob=piece.blob,
         )  # fmt: skip
 

@@ -148,8 +148,8 @@ def stopped_process(rank: int, node: str, fact: str) -> Claim:
     """A rank that the kernel shows as stopped."""
     return Claim(
         cause="host", kind="stopped_process", strength=0.9, ranks=(rank,), fact=fact,
-        says=f"rank {rank} ({node}) was stopped from outside (SIGSTOP or a debugger): the kernel "
-        f"shows it as stopped",
+        says=f"rank {rank} ({node}) is stopped, as the kernel shows: by SIGSTOP, which it may have "
+        "sent itself, or by a debugger",
         is_transient=True,
     )  # fmt: skip
 

@@ -17,6 +17,8 @@ GENERAL = "python_exception"
 NODE_LOST = "node_lost"
 SUSPECTED = "suspected"
 """The kind of health's claims that a node has failed often: they are of other times."""
+WARDEN_ENDED = "warden_ended"
+"""The parent of all ranks of a node is gone, and they ended with it: no rank is a culprit."""
 WITHOUT_CULPRIT = frozenset({"size_mismatch", "wrong_size"})
 """Kinds of claims that name no rank: a rank was sent more than it expects, and either it or its
 peer may be the one that differs from all others.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from everstep.verdict_causes import NODE_CAUSES, VerdictCause
-from everstep_services.attribution.domain.claims import GENERAL, Claim
+from everstep_services.attribution.domain.claims import GENERAL, WARDEN_ENDED, Claim
 from everstep_services.attribution.domain.weights import Weights
 
 _STRONG = 0.75
@@ -31,9 +31,11 @@ class Explanation:
         """The culprits: the ranks that its strong claims name, else those of its places.
 
         A claim that is weak, or much weaker than the lead, may list ranks that were only elsewhere
-        at that moment. Ranks that obeyed who ended the job on purpose are not culprits.
+        at that moment. Ranks that obeyed who ended the job on purpose, or that ended with their
+        warden, are not culprits.
         """
-        is_on_purpose = self.cause == "scheduler" and bool(self.claims) and not self.lead.ranks
+        is_of_nobody = self.cause == "scheduler" or self.lead.kind == WARDEN_ENDED
+        is_on_purpose = is_of_nobody and bool(self.claims) and not self.lead.ranks
         near = _NEAR * self.lead.strength
         named = [claim for claim in self.claims if claim.ranks and not is_on_purpose]
         least = max(near, min(max((claim.strength for claim in named), default=0.0), _STRONG))

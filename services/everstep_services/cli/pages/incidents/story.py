@@ -286,13 +286,17 @@ def _where(incident: Record) -> str:
 
 
 def _exit(exit_: Record, job: str) -> Iterator[str]:
-    yield f"  {ending(exit_)} after {span(exit_['lasted_s'])}"
+    if exit_["how"] == "unknown":
+        yield "  its exit code or signal is not known"
+    else:
+        yield f"  {ending(exit_)} after {span(exit_['lasted_s'])}"
     if exit_["traceback"]:
         yield from (f"  │ {line}" for line in clean_lines(exit_["traceback"]))
     elif exit_["error_name"]:
         yield f"  {cell(exit_['error_name'])}: {cell(exit_['error_text'])}"
     elif exit_["first_error"]:
-        yield f"  it wrote: {cell(exit_['first_error'])}"
+        told = "why" if exit_["how"] == "unknown" else "it wrote"
+        yield f"  {told}: {cell(exit_['first_error'])}"
     if exit_["has_log"]:
         yield f"  its log: everstep logs {job} --round {exit_['round']} --rank {exit_['rank']}"
 

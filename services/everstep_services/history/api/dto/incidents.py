@@ -19,11 +19,12 @@ from everstep_services.history.api.dto.stragglers import SlowRank
 _NAMED_MOST = 6
 _OPEN = {
     "killed": "killed by SIGKILL, and nobody on record sent it",
-    "segfault": "a segmentation fault (SIGSEGV) in native code",
-    "bus_error": "a lost mapping of memory (SIGBUS): a file was cut short, or memory is broken",
+    "segfault": "SIGSEGV: a fault in native code, or a process sent it",
+    "bus_error": "SIGBUS: a mapped file was cut short, memory is broken, or a process sent it",
     "signal": "ended by a signal, and nobody on record sent it",
     "unseen": "nobody saw how it ended",
-    "lost_by_all": "all other ranks lost a rank, and it alone had not ended",
+    "warden_ended": "a warden ended, and its ranks with it",
+    "lost_by_all": "all others ended as ranks do that lost another, and it alone had not ended",
     "stopped_first": "it stopped before all others",
     "elsewhere": "it stands elsewhere than the ranks that wait for it",
     "never_joined": "it never came to a collective that others wait in",
