@@ -138,7 +138,7 @@ KINDS: list[tuple[RankEnd, str, str]] = [
     (raised(3, "OSError", "[Errno 28] No space left on device"), "storage", "disk_full"),
     (raised(3, "torch.OutOfMemoryError", NO_MEMORY), "user_code", "gpu_oom"),
     (raised(3, "AssertionError", "the batch is empty"), "user_code", "assertion"),
-    (raised(3, "RuntimeError", NO_WORKER), "data", "data_loader"),
+    (raised(3, "RuntimeError", NO_WORKER), "unknown", "worker_killed"),
     (end(3, how="signal", exit_code=None, signal="SIGKILL"), "unknown", "killed"),
     (end(3, how="signal", exit_code=None, signal="SIGSEGV"), "unknown", "segfault"),
     (end(3, how="signal", exit_code=None, signal="SIGBUS"), "unknown", "bus_error"),

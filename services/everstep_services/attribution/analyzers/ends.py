@@ -17,10 +17,13 @@ from everstep_services.attribution.analyzers.outside import from_outside
 from everstep_services.attribution.analyzers.rank_ends import (
     CONNECTION_ERRORS,
     QUOTED,
+    WORKER_KILLED,
+    WORKER_SIGKILLED,
     as_exit,
     clean,
     fingerprint_of,
     first_ends,
+    has_lost_worker,
     headline,
     interrupted_alone,
     is_consequence,
@@ -450,6 +453,8 @@ def _of_exit(end: RankEnd) -> tuple[VerdictCause, str, float, str] | None:
 
 def _of_known_error(end: RankEnd, match: Match, event: str) -> tuple[VerdictCause, str, float, str]:
     rule = match.rule
+    if has_lost_worker(end) and WORKER_SIGKILLED in end.error_text:
+        return "unknown", WORKER_KILLED, 0.75, event
     if rule.id not in refused_memory.RULES:
         return rule.domain, rule.failure_class, _STRENGTHS[rule.severity], event
     if refused_memory.is_absurd(refused_memory.text_of(end)):

@@ -12,6 +12,8 @@ from everstep.messages import Case, EvidencePiece, RankEnd
 from everstep.verdict_causes import NODE_CAUSES
 from everstep_services.attribution.analyzers import refused_memory
 from everstep_services.attribution.analyzers.rank_ends import (
+    WORKER_KILLED,
+    WORKER_SIGKILLED,
     first_ends,
     has_lost_worker,
     interrupted_alone,
@@ -182,6 +184,8 @@ def _doubt(ends: int) -> str:
 
 def _without_echo(claim: Claim, case: Case) -> Claim:
     """Weaken what only repeats the end of a rank: its signal, or that it was refused memory."""
+    if claim.kind == "data_loader" and WORKER_SIGKILLED in claim.says:
+        claim = replace(claim, cause="unknown", kind=WORKER_KILLED)
     ends = [end for end in first_ends(case) if end.rank in claim.ranks]
     is_echo = (
         (_ECHO in claim.says and any(end.signal is not None for end in ends))

@@ -14,6 +14,9 @@ CONNECTION_ERRORS = frozenset(
     {"BrokenPipeError", "ConnectionAbortedError", "ConnectionRefusedError", "ConnectionResetError"}
 )
 _LOADER_KILLED = ("DataLoader worker", "killed by signal")
+WORKER_SIGKILLED = "killed by signal: Killed"
+"""How torch reports SIGKILL: memory was short, or somebody sent it; data never leads to it."""
+WORKER_KILLED = "worker_killed"
 _UNCAUGHT = "terminate called"
 """Native code aborts a process with these words and the text of its error."""
 _GUESSES = frozenset({"aborted", "torn_write"})
