@@ -96,7 +96,7 @@ WORKER = raised(3, "RuntimeError", "DataLoader worker (pid 71) is killed by sign
         (KILLED, groups(1), "unknown"),  # as likely of long ago: its own end was not counted
         (KILLED, groups(1, used=980), "host"),
         (KILLED, groups(1, pressure=35.0), "host"),
-        (WORKER, groups(0), "data"),
+        (WORKER, groups(0), "unknown"),
         (WORKER, groups(1), "host"),
         (raised(3, "ValueError", "bad batch"), groups(9, used=999), "user_code"),
     ],

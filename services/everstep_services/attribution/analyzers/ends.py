@@ -454,7 +454,7 @@ def _of_exit(end: RankEnd) -> tuple[VerdictCause, str, float, str] | None:
 def _of_known_error(end: RankEnd, match: Match, event: str) -> tuple[VerdictCause, str, float, str]:
     rule = match.rule
     if has_lost_worker(end) and WORKER_SIGKILLED in end.error_text:
-        return "unknown", WORKER_KILLED, 0.75, event
+        return "unknown", WORKER_KILLED, 0.7, event
     if rule.id not in refused_memory.RULES:
         return rule.domain, rule.failure_class, _STRENGTHS[rule.severity], event
     if refused_memory.is_absurd(refused_memory.text_of(end)):
