@@ -239,9 +239,9 @@ def _refuse_programs(bundle: Path, database: Path) -> None:
                     steps = connection.execute(f"EXPLAIN INSERT INTO {quoted} DEFAULT VALUES")
                     if any(step[1] in _CALLS for step in steps):
                         programs.append((kind, name))
-    except (sqlite3.Error, MemoryError) as error:
+    except (sqlite3.Error, UnicodeDecodeError, MemoryError) as error:
         is_large = isinstance(error, MemoryError) or str(error) == "interrupted"
-        why = "its schema is too large" if is_large else str(error)
+        why = "its schema is too large" if is_large else " ".join(str(error).split())[:200]
         raise BundleError(f"{bundle} is damaged: {why}") from error
     if programs:
         kind, name = programs[0]

@@ -188,6 +188,10 @@ async def make_database(plain: Path) -> None:
         "WHERE name = 'facts'",
         "PRAGMA writable_schema=ON; UPDATE sqlite_master SET type = 'trigger', name = 'x' || x'00' "
         "WHERE name = 'facts'",
+        "PRAGMA writable_schema=ON; UPDATE sqlite_master "
+        "SET sql = CAST(CAST(sql AS BLOB) || x'2d2dff' AS TEXT) WHERE name = 'facts'",
+        "PRAGMA writable_schema=ON; UPDATE sqlite_master "
+        "SET sql = 'CREATE TABLE facts(', name = CAST(x'ff' AS TEXT) WHERE name = 'facts'",
     ],
 )  # fmt: skip
 def test_a_database_that_would_run_something_is_refused(tmp_path: Path, attack: str) -> None:

@@ -20,7 +20,7 @@ from everstep_services.history.api.dto.goodput import (
     shown_timeline,
 )
 from everstep_services.history.api.endpoints.jobs import check_known
-from everstep_services.history.api.http.parameters import JobName, Moment, Whole, check_window
+from everstep_services.history.api.http.parameters import LITERAL, JobName, Moment, check_window
 from everstep_services.history.api.http.problems import responses
 from everstep_services.history.goodput.ledger import CLASSES, TimeClass
 from everstep_services.history.goodput.reader import JobNews
@@ -49,7 +49,9 @@ class TimelineWindow(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     most: Annotated[
-        Whole, Field(ge=10, le=10_000, description="About how many parts there may be at most.")
+        int,
+        Field(ge=10, le=10_000, description="About how many parts there may be at most."),
+        LITERAL,
     ] = 2000
 
 

@@ -2,11 +2,11 @@
 
 import re
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 from fastapi import Path
-from pydantic import AwareDatetime, BeforeValidator, Field
+from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field
 
 from everstep_services.history.api.http.problems import ProblemError
 
@@ -66,10 +66,18 @@ def _moment(value: object) -> object:
     return value
 
 
+def _within_calendar(at: datetime) -> datetime:
+    with suppress(OverflowError):
+        at = at.astimezone(UTC)
+        _ = at - timedelta(days=1)  # what an endpoint may subtract from a moment
+        return at
+    raise ValueError("write a moment that is in the years 1 to 9999 in UTC, a day after the first")
+
+
 Flag = Annotated[bool, BeforeValidator(_flag)]
 LITERAL = BeforeValidator(_whole)
 Whole = Annotated[int, Field(ge=0, le=LARGEST), LITERAL]
-Moment = Annotated[AwareDatetime, BeforeValidator(_moment)]
+Moment = Annotated[AwareDatetime, BeforeValidator(_moment), AfterValidator(_within_calendar)]
 """Values in a URL, each with exactly one spelling: others are refused."""
 Word = Annotated[str, Field(max_length=256, pattern=TEXT)]
 
