@@ -109,3 +109,12 @@ async def test_the_output_of_a_round_or_a_job_is_removed(store: RankLogs, job: s
     assert await store.rounds(job) == []
     assert await texts(store, LogScope(job)) == []
     assert await texts(store, LogScope(other)) == [f"{other}\n"]
+
+
+async def test_logs_can_be_read_since_the_last_moment_of_the_calendar(
+    store: RankLogs, job: str
+) -> None:
+    """`since_us` may be any moment; which lines are older, the reader of the pieces decides."""
+    await store.put(piece(job, "a\n"))
+    page = await store.read(LogScope(job), 0, since_us=253402300799_999999, most_bytes=_MIB)
+    assert page.is_end

@@ -6,7 +6,7 @@ it, and finds the pieces of a rank, of a round or of a time without a consumer.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, get_args
 
 import msgspec
@@ -61,7 +61,9 @@ class NatsRankLogs:
         subject = subjects.log(wanted.job, wanted.round, wanted.node, wanted.rank, wanted.stream)
         body: dict[str, Any] = {"next_by_subj": subject, "batch": _BATCH, "max_bytes": most_bytes}
         if since_us is not None and not after:
-            body["start_time"] = datetime.fromtimestamp(since_us / 1e6, UTC).isoformat()
+            # By integers: a float rounds the last microsecond of the year 9999 up.
+            since = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=since_us)
+            body["start_time"] = since.isoformat()
         else:
             body["seq"] = after + 1
         series = await self._jetstream.several(LOGS_STREAM, body)

@@ -71,7 +71,7 @@ def _within_calendar(at: datetime) -> datetime:
         at = at.astimezone(UTC)
         _ = at - timedelta(days=1)  # what an endpoint may subtract from a moment
         return at
-    raise ValueError("write a moment that is in the years 1 to 9999 in UTC, a day after the first")
+    raise ValueError("write a moment from 0001-01-02 to 9999-12-31, in UTC")
 
 
 Flag = Annotated[bool, BeforeValidator(_flag)]
