@@ -39,19 +39,24 @@ def examine(streams: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> Cop
     has_copies = any(int(stream["config"]["num_replicas"]) > 1 for stream in streams)
     leaderless = [name for name, group in groups.items() if not group.get("leader")]
     servers = {str(group["leader"]) for group in groups.values() if group.get("leader")}
-    away: dict[str, list[str]] = {}
-    lagging: dict[str, list[str]] = {}
+    behind: dict[str, list[str]] = {}
+    away: set[str] = set()
     lag = 0
     for name, group in sorted(groups.items()):
         for copy in group.get("replicas") or ():
             servers.add(copy["name"])
             lag = max(lag, copy.get("lag", 0))
-            if copy.get("offline") or copy.get("active", 0) > _AWAY_AFTER_NS:
-                away.setdefault(copy["name"], []).append(name)
-            elif not copy.get("current") or copy.get("lag", 0) > LAG_MOST:
-                lagging.setdefault(copy["name"], []).append(name)
+            is_away = copy.get("offline") or copy.get("active", 0) > _AWAY_AFTER_NS
+            if is_away:
+                away.add(copy["name"])
+            if is_away or not copy.get("current") or copy.get("lag", 0) > LAG_MOST:
+                behind.setdefault(copy["name"], []).append(name)
+    # A leader elected after a server went has never heard it, and tells no age of its silence.
+    lagging = {server: names for server, names in behind.items() if server not in away}
     without = sorted({*missing, *leaderless}) if has_copies or missing else []
-    return Copies(frozenset(servers), without, away, lagging, lag)
+    return Copies(
+        frozenset(servers), without, {server: behind[server] for server in away}, lagging, lag
+    )
 
 
 class ServerWatch:
