@@ -66,8 +66,14 @@ def kind_of(name: str) -> OperationKind:
     return next((kind for kind, pattern in _KINDS if pattern.search(plain)), OperationKind.COMPUTE)
 
 
+BETWEEN_CALLS = "time between calls"
+"""What a rank does itself where its trace knows calls only."""
+
+
 def cause_of(name: str) -> SlowRankCause:
-    """The cause if a computation of this name is slow: `input`, `host` or `compute`."""
+    """The cause if a computation of this name is slow."""
+    if name == BETWEEN_CALLS:
+        return "unknown"
     plain = plain_name(name)
     if _INPUT.search(plain):
         return "input"

@@ -1,4 +1,4 @@
-"""Reads traces: tables of operations, and the files of torch.profiler."""
+"""Reads traces: tables of operations, and the files of torch.profiler and NCCL's Inspector."""
 
 import gzip
 import zlib
@@ -9,13 +9,17 @@ from typing import Literal
 
 from everstep_services.straggler.domain.operations import Operations
 from everstep_services.straggler.traces.columns import UNITS, Builder, TraceError
+from everstep_services.straggler.traces.inspector import MARK, InspectorLogs
 from everstep_services.straggler.traces.profiler import ProfilerTraces
 from everstep_services.straggler.traces.tables import read_csv, read_parquet
 
 __all__ = ["Read", "TraceError", "read_traces"]
 
 
-Format = Literal["csv", "parquet", "profiler"]
+Format = Literal["csv", "parquet", "profiler", "inspector"]
+
+
+_FAMILIES = {"profiler": "traces of torch.profiler", "inspector": "logs of NCCL's Inspector"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,28 +29,31 @@ class Read:
 
 
 def read_traces(paths: Sequence[Path], unit: str = "s") -> Read:
-    """Read tables of operations, or traces of torch.profiler. Raises `TraceError`.
+    """Read tables of operations, torch.profiler's traces or Inspector's logs. Raises `TraceError`.
 
-    `unit` is that of tables; torch.profiler's files have their own.
+    `unit` is that of tables; the others have their own.
     """
     kinds = {path: _opened(path) for path in paths}
-    formats = {kind == "profiler" for kind, _ in kinds.values()}
+    formats = {_FAMILIES.get(kind, "tables") for kind, _ in kinds.values()}
     if len(formats) > 1:
-        raise TraceError(paths[0], "tables and traces of torch.profiler cannot be mixed")
-    builder = Builder(1.0 if True in formats else UNITS[unit])
-    profiler = ProfilerTraces(builder)
+        raise TraceError(paths[0], f"{' and '.join(sorted(formats))} cannot be mixed")
+    builder = Builder(UNITS[unit] if "tables" in formats else 1.0)
+    profiler, inspector = ProfilerTraces(builder), InspectorLogs(builder)
     for path, (kind, compressed) in kinds.items():
         try:
             match kind:
                 case "profiler":
                     profiler.read(path, compressed=compressed)
+                case "inspector":
+                    inspector.read(path, compressed=compressed)
                 case "parquet":
                     read_parquet(path, builder)
                 case "csv":
                     read_csv(path, compressed=compressed, into=builder)
         except (OSError, EOFError, zlib.error) as error:
             raise _unreadable(path, error) from error
-    return Read(builder.table(paths[0]), tuple(profiler.notes))
+    inspector.add()
+    return Read(builder.table(paths[0]), (*profiler.notes, *inspector.notes))
 
 
 def _opened(path: Path) -> tuple[Format, bool]:
@@ -65,6 +72,8 @@ def _opened(path: Path) -> tuple[Format, bool]:
         return "parquet", False
     if not begin:
         raise TraceError(path, "it is empty")
+    if MARK in begin:
+        return "inspector", compressed
     return ("profiler" if begin.lstrip()[:1] in {b"{", b"["} else "csv"), compressed
 
 

@@ -171,7 +171,8 @@ def analyze(
     """Judge traces of any training: which ranks are slow, why, and the time that they cost.
 
     FILE is a table of operations, CSV or Parquet, with the columns rank, step, op, start and
-    duration, or a trace of torch.profiler for each rank. No service is needed.
+    duration, or of each rank a trace of torch.profiler or a log of NCCL's Inspector. No service is
+    needed.
 
     Exit codes: 0 no rank is slow, 1 no rank could be judged, 2 a file is invalid or wrong usage,
     3 a slow rank is named.
