@@ -24,6 +24,6 @@ def steps_again_in_words(round: int, first: int | None, reached: int | None) -> 
     if first > 1:
         return f"round {round} went on from step {first - 1}: {steps} made again"
     return (
-        f"round {round} began at step 0: this script does not resume; {steps} made again. Restore "
-        f"a checkpoint at its start: docs/guides/checkpoints.md"
+        f"round {round} began at step 0, with nothing restored: {steps} made again. If there was a "
+        f"checkpoint, restore it at the start: docs/guides/checkpoints.md"
     )

@@ -147,7 +147,7 @@ def test_what_cannot_be_injected_is_refused_in_one_line(cluster: Cluster, shared
     cluster.until_stepping(1)
     operator, job = Operator(cluster, shared_up), cluster.job
     assert operator.is_refused("hang") == (
-        Exit.FORBIDDEN,
+        Exit.ERROR,
         f"everstep: {job} was not started with --allow-injection, or its agent on node-1 is "
         f"gone: nothing is injected",
     )

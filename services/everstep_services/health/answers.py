@@ -138,6 +138,7 @@ def _named(question: Request) -> tuple[str, str]:
         case SetControl(changes=changes):
             return "set_control", ", ".join(f"{name}={value}" for name, value in changes.items())
         case SetLimit(limit=limit):
-            return "set_limit", f"{limit.section or 'outside'}={limit.limit_s:g} s"
+            value = f"{limit.limit_s:g} s" if limit.limit_s else "auto"
+            return "set_limit", f"{limit.section or 'outside'}={value}"
         case _:
             assert_never(question)

@@ -181,7 +181,7 @@ async def test_people_set_a_limit_and_have_it_learned_again(
         acts = await facts_of(bus, OperatorActed, 3, job=job)
     assert [(act.target, act.outcome) for act in acts] == [
         ("data=7 s", "accepted"),
-        ("data=0 s", "accepted"),
+        ("data=auto", "accepted"),
         ("data=-1 s", "refused"),
     ]
     assert {(act.by, act.action, act.origin) for act in acts} == {("ann", "set_limit", "cli")}

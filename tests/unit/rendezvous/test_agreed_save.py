@@ -280,3 +280,28 @@ def test_a_round_that_fails_while_it_saves_takes_no_save_to_the_next() -> None:
     assert world.doc.round == 2
     assert world.doc.saving is None
     assert isinstance(world.orders[-1][1], StartRanks)
+
+
+def test_a_round_saves_before_it_grows() -> None:
+    """Nothing has failed: no step since the last save is to be made again."""
+    world = World(spec(1, nodes_max=2), grow_after_s=5, elastic_wait_s=0, save_agree_s=0.5)
+    world.started("n0")
+    world.join("n1")
+    world.tick(6)
+    assert world.doc.phase == "running"
+    reach(world, "n0", 100)
+    assert (saves(world)[-1].after_step, saves(world)[-1].then_stop) == (103, True)
+    world.report("n0", "stopped")
+    (ended,) = world.of(RoundEnded)
+    assert ended.cause == "grow"
+    world.back("n0")
+    assert world.members() == ["n0", "n1"]
+
+
+def test_a_round_whose_steps_nobody_counts_grows_at_once() -> None:
+    world = World(spec(1, nodes_max=2), grow_after_s=5, elastic_wait_s=0, save_agree_s=0.5)
+    world.started("n0")
+    world.join("n1")
+    world.tick(6)
+    reach(world, "n0", None)
+    assert [ended.cause for ended in world.of(RoundEnded)] == ["grow"]

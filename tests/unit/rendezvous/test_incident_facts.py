@@ -128,7 +128,7 @@ def test_the_steps_that_a_restart_makes_again_are_counted_where_the_script_numbe
     world = World(spec(1, max_restarts=9)).started("n0")
     closed = restarted(world, 274, 1)
     assert closed.lost_steps == 274
-    assert "round 2 began at step 0: this script does not resume; 274 steps are made again" in (
+    assert "round 2 began at step 0, with nothing restored: 274 steps are made again" in (
         closed.reason
     )
     assert world.order("n0").reached_step == 274

@@ -137,6 +137,28 @@ def test_a_restart_of_a_round_that_is_over_is_refused() -> None:
     assert done.text == "round 1 does not run: the job is at round 1, ending"
 
 
+@pytest.mark.parametrize(
+    "ask",
+    [
+        RestartJob(job="j", by="ann", reason="r", round=1, without_nodes=("n0", "ghost")),
+        RequestChecks(job="j", nodes=("n0", "ghost"), by="ann", reason="r", origin="cli"),
+        RequestEvidence(
+            job="j", incident="c", evidence=("stacks",), within_s=5, nodes=("n0", "ghost"),
+            by="ann", reason="r", origin="cli",
+        ),
+        DrainNode(job="j", node="ghost", by="ann", reason="r"),
+    ],
+)  # fmt: skip
+def test_a_name_that_no_node_has_does_nothing(ask: Event) -> None:
+    """It is a typing error, or a node that was replaced: nobody else pays for it."""
+    world = World(spec(2)).started("n0", "n1")
+    count = len(world.orders)
+    done = asked(world, ask)
+    assert (done.is_refused, done.text) == (True, "ghost takes no part in the job")
+    assert (world.doc.phase, len(world.orders)) == ("running", count)
+    assert [act.outcome for act in world.of(OperatorActed)] == ["refused"]
+
+
 def test_a_request_of_a_job_that_waits_for_nodes_names_the_round_that_it_waits_for() -> None:
     world = World(spec(2)).started("n0", "n1")
     world.gone("n1")

@@ -145,8 +145,7 @@ class FaultInjection:
                 if place.node not in self._heard_by:
                     raise CliError(
                         f"{self._job} was not started with --allow-injection, or its agent on "
-                        f"{place.node} is gone: nothing is injected",
-                        Exit.FORBIDDEN,
+                        f"{place.node} is gone: nothing is injected"
                     )
             await asyncio.sleep(_LOOK_EVERY_S)
         return False

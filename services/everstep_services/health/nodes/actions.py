@@ -87,7 +87,7 @@ class OperatorActions:
         time = f"for {ttl_s:g} s" if ttl_s else "until somebody includes it"
         if mode == "observe":
             return Done(text=f"{ask.node} is excluded {time}, but exclusions are only observed now")
-        return Done(text=f"{ask.node} joins no round {time}; its present round goes on")
+        return Done(text=f"{ask.node} joins no round {time}; one that it is in goes on")
 
     async def include(self, ask: IncludeNode) -> Done:
         """Let a node join again, and drop the evidence against it."""

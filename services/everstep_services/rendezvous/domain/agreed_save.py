@@ -120,6 +120,14 @@ def plan_end(batch: Batch, planned: PlannedEnd) -> None:
     batch.state.set(planned=planned)
 
 
+def end_after_save(batch: Batch, planned: PlannedEnd) -> None:
+    """End the round as planned; at once without time to save."""
+    if planned.within_s:
+        ask(batch, planned.reason, "requested", within_s=planned.within_s, then_stop=True)
+    plan_end(batch, planned)
+    settle(batch)
+
+
 def agree(batch: Batch) -> None:
     """Choose the step once all agents have reported theirs, or their time is over."""
     doc = batch.state.doc

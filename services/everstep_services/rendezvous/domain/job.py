@@ -13,6 +13,7 @@ from everstep.messages import (
     RoundDocument,
     StallLocated,
 )
+from everstep.messages.documents.rounds import PlannedEnd
 from everstep_services.rendezvous.domain import (
     agreed_save,
     checks,
@@ -28,7 +29,7 @@ from everstep_services.rendezvous.domain import (
 )
 from everstep_services.rendezvous.domain.admission import Refusal
 from everstep_services.rendezvous.domain.batch import Batch, ReplicaMemory
-from everstep_services.rendezvous.domain.ends import close_allocations, end_round
+from everstep_services.rendezvous.domain.ends import close_allocations
 from everstep_services.rendezvous.domain.events import (
     BatchOutcome,
     Event,
@@ -38,7 +39,6 @@ from everstep_services.rendezvous.domain.events import (
     Tick,
 )
 from everstep_services.rendezvous.domain.formation import candidate_of, try_form, world_of
-from everstep_services.rendezvous.domain.incidents import Sign
 from everstep_services.rendezvous.domain.network import findings
 from everstep_services.rendezvous.domain.placement import largest_size
 from everstep_services.rendezvous.domain.state import OVER, JobState
@@ -195,9 +195,11 @@ def _settle(batch: Batch) -> None:
 
 
 def _grow(batch: Batch) -> None:
-    """End a round that could be larger, if the settings allow it."""
+    """End a round that could be larger, if the settings allow it, once its ranks have saved."""
     doc, after_s = batch.state.doc, batch.settings.grow_after_s
     if after_s is None or doc.slots >= doc.spec.nodes_max or not doc.has_stepped:
+        return
+    if doc.planned is not None:
         return
     if not batch.control.enforces("restart", otherwise=True):  # all ranks of this round live
         return
@@ -212,4 +214,6 @@ def _grow(batch: Batch) -> None:
         batch.wake_in(left_s)
         return
     reason = f"{size} slots could be filled for {after_s:g} s, and only {doc.slots} run"
-    end_round(batch, Sign("grow", reason))
+    agreed_save.end_after_save(
+        batch, PlannedEnd(cause="grow", reason=reason, within_s=batch.settings.save_within_s)
+    )

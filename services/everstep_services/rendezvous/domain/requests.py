@@ -1,6 +1,6 @@
 """The requests of people, health, attribution and the catalog."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
 from everstep.messages import (
@@ -147,6 +147,8 @@ def _restart(batch: Batch, ask: RestartJob) -> Done:
     doc = batch.state.doc
     if ask.round != doc.round or doc.phase not in {"forming", "running"}:
         return _refused(batch, ask, f"round {ask.round} does not run: {_present(doc)}")
+    if why := _strangers(_nodes(batch), ask.without_nodes):
+        return _refused(batch, ask, why)
     within_s = _save_time(batch, ask.save_first)
     free = "another round follows, and does not count against the restart budget"
     left = f", without {', '.join(ask.without_nodes)}" if ask.without_nodes else ""
@@ -157,6 +159,16 @@ def _restart(batch: Batch, ask: RestartJob) -> Done:
             batch.state.send_away(seat, f"{ask.by} restarted without {node}: {ask.reason}")
     _end(batch, f"{ask.by} asked for another round: {ask.reason}", within_s)
     return done
+
+
+def _strangers(here: Collection[str], nodes: Iterable[str]) -> str:
+    """Say which of these nodes take no part in the job; empty if all do."""
+    strangers = [node for node in nodes if node not in here]
+    return f"{_named(strangers)} takes no part in the job" if strangers else ""
+
+
+def _nodes(batch: Batch) -> set[str]:
+    return {seat.node for seat in batch.state.seats}
 
 
 def _present(doc: RoundDocument) -> str:
@@ -206,13 +218,10 @@ def _end(
     node: str | None = None,
     exit_code: int | None = None,
 ) -> None:
-    if within_s:
-        agreed_save.ask(batch, reason, "requested", within_s=within_s, then_stop=True)
     planned = PlannedEnd(
         cause="operator", reason=reason, within_s=within_s, node=node, exit_code=exit_code
     )
-    agreed_save.plan_end(batch, planned)
-    agreed_save.settle(batch)
+    agreed_save.end_after_save(batch, planned)
 
 
 def _save_time(batch: Batch, is_wanted: bool) -> float:
@@ -248,6 +257,8 @@ def _evidence(batch: Batch, ask: RequestEvidence) -> Done:
         within_s=ask.within_s,
         ranks=ask.ranks,
     )
+    if ask.origin and (why := _strangers(_nodes(batch), ask.nodes)):
+        return _refused(batch, ask, why)
     wanted = [seat for seat in state.members if _is_wanted(batch, seat, ask)]
     for seat in wanted:
         batch.send(order, seat)
@@ -272,6 +283,8 @@ def _checks(batch: Batch, ask: RequestChecks) -> Done:
     doc = batch.state.doc
     seats = [batch.state.seat(node) for node in ask.nodes]
     here = [seat for seat in seats if seat is not None]
+    if ask.origin and (why := _strangers(_nodes(batch), ask.nodes)):
+        return _refused(batch, ask, why)
     for seat in here:
         order = RunChecks(
             id=batch.now.new_id(),
@@ -284,8 +297,6 @@ def _checks(batch: Batch, ask: RequestChecks) -> Done:
     text = f"asked {len(here)} of {len(ask.nodes)} nodes"
     if not ask.origin:  # a service, which records in its own facts why it asks
         return Done(text=text)
-    if not here:
-        return _refused(batch, ask, f"{', '.join(ask.nodes)} takes no part in the job")
     return _accepted(batch, ask, text)
 
 
@@ -367,9 +378,8 @@ def _network_test(batch: Batch, ask: RequestMeasurement) -> MeasureNetwork | str
     """Return the order to all agents, or the reason why nothing is measured."""
     doc = batch.state.doc
     here = {seat.node: seat for seat in batch.state.seats if seat.stage != "gone"}
-    missing = [node for node in ask.nodes if node not in here]
-    if missing:
-        return f"{_named(missing)} takes no part in the job"
+    if why := _strangers(here, ask.nodes):
+        return why
     seats = [here[node] for node in sorted(set(ask.nodes) or here)]
     if not 2 <= len(seats) <= _NODES_MOST:
         return f"{len(seats)} nodes would measure: name at least 2 nodes, and at most {_NODES_MOST}"

@@ -46,7 +46,7 @@ def test_a_round_that_begins_anew_reports_the_steps_that_it_makes_again(tmp_path
         first = progress.stepped(again, 0, 1)
         assert first is not None
         assert (first.lost_steps, first.is_counted_anew) == (9, False)
-        assert "does not resume; 9 steps are made again" in progress.steps_again(again, 0, 1)
+        assert "with nothing restored: 9 steps are made again" in progress.steps_again(again, 0, 1)
         assert progress.steps_again(again, 0, 10) == ""
         assert progress.steps_again(again, 1, 1) == "", "that rank has not stepped"
 
