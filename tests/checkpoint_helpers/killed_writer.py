@@ -84,7 +84,7 @@ class Killed:
                 if one is not threading.current_thread():
                     one.join(WITHIN_S)
             if self.way == "given up":
-                abandon(order.root, order.saving, self.step, self.rank, "it was changed")
+                abandon(order, "it was changed")
 
     def _arm(self) -> None:
         if "://" in self.root:

@@ -16,8 +16,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from everstep_services.cli.__main__ import main
 from tests.checkpoint_helpers.saved_by import manifest_of, saving
-from trainer_sdk import testing
-from trainer_sdk.checkpoint import Checkpointer, FileSaver
+from trainer_sdk import layout, testing
+from trainer_sdk.checkpoint import Checkpointer, FileSaver, RestoreError
 from trainer_sdk.checkpoint.storage import StorageError, storage_for
 from trainer_sdk.checkpoint.storage.adoption import adopt
 from trainer_sdk.checkpoint.storage.checkpoints import OWNER, look, verify
@@ -101,6 +101,33 @@ def test_a_root_that_vanishes_is_not_made_anew_by_the_next_save(tmp_path: Path) 
     assert manifest_of(tmp_path, 3).identity.step == 3
     assert (root / OWNER).is_file()
     assert stat.S_IMODE(root.stat().st_mode) == 0o750
+
+
+def test_a_root_that_is_empty_after_a_commit_is_no_fresh_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank dies after its root was unmounted: the next round says so, and trains nothing."""
+    monkeypatch.setenv(layout.IMAGES_VARIABLE, str(tmp_path / "images"))  # as an agent does
+    root, live = tmp_path / "root", {"a": torch.zeros(9, dtype=torch.int64)}
+    with Checkpointer(root) as saves:
+        assert saves.restore(live) is None
+        saves.save(3, STATE).wait()
+    root.rename(tmp_path / "elsewhere")
+    for makes_root in (False, True):
+        if makes_root:
+            root.mkdir()
+        with Checkpointer(root) as saves, pytest.raises(RestoreError, match="is the place mounted"):
+            saves.restore(live)
+        with Checkpointer(tmp_path / "other") as saves:
+            assert saves.restore(live) is None
+    with Checkpointer(root) as saves:
+        assert saves.restore(live, allow_fresh_start=True) is None
+    root.rmdir()
+    (tmp_path / "elsewhere").rename(root)
+    with Checkpointer(root) as saves:
+        found = saves.restore(live)
+    assert found is not None
+    assert found.step == 3
 
 
 def test_a_root_on_another_device_is_no_root(tmp_path: Path) -> None:

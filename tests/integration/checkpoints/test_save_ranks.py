@@ -19,6 +19,8 @@ from tests.waiting import until
 from trainer_sdk.checkpoint import Timeouts
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, ImageIndex, decode
 from trainer_sdk.checkpoint.rank_group import RankGroup
+from trainer_sdk.checkpoint.storage.names import SAVING
+from trainer_sdk.checkpoint.writer.files import failure_name
 
 IMPATIENT = Timeouts(delayed_after_s=0.3, write_within_s=1.0)
 SCRIPT = Path(__file__).parents[1] / "scripts" / "saving.py"
@@ -115,6 +117,28 @@ def test_a_failure_on_one_rank_is_told_on_all(folder: Path) -> None:
     assert "rank 1 has given up: the writer" in zero[0]
     assert "died by signal 9" in first[0]
     assert not path_of(folder, 2).exists()
+    left = [path.name for path in (folder / "root" / SAVING).rglob("*") if path.is_file()]
+    assert set(left) <= {failure_name(0), failure_name(1)}, "a disk that was full stays full"
+
+
+def test_a_root_that_vanishes_is_not_made_anew_for_the_reason(folder: Path) -> None:
+    """A root below an unmounted place would take the next saves, on another disk."""
+    root = folder / "root"
+
+    def one(group: RankGroup) -> None:
+        with saving(folder, group) as rank:
+            rank.save(1, state(group.rank))
+            assert rank.finish() == [1]
+            group.gather(0, int)
+            if not group.rank:
+                root.rename(folder / "elsewhere")
+            group.gather(0, int)
+            for step in (2, 3):
+                rank.save(step, state(group.rank))
+                assert rank.finish() == []
+
+    together(2, one)
+    assert not root.exists()
 
 
 def test_a_rank_waits_for_the_others_as_long_as_the_training_says(folder: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from everstep.hashing import hash_of
+from trainer_sdk.checkpoint.commits import committed_step
 from trainer_sdk.checkpoint.events import Reporter
 from trainer_sdk.checkpoint.flat_state import StatePiece, plain
 from trainer_sdk.checkpoint.manifest import Identity, step_name, step_of
@@ -41,6 +42,7 @@ from trainer_sdk.checkpoint.restore.stored_shards import StoredShards
 from trainer_sdk.checkpoint.restore.target import Target
 from trainer_sdk.checkpoint.save.plan import layout_of
 from trainer_sdk.checkpoint.storage import StorageError
+from trainer_sdk.checkpoint.storage.checkpoints import owner_of
 
 StateSource = StoredImage | StoredShards
 _PAGE = 8
@@ -105,6 +107,7 @@ class Agreement:
             self.failed_at |= set(sight.failed_at)
             self.past = max(self.past, sight.past)
             self.unsure = self.unsure or sight.unsure
+        self.passed += _vanished(sights)
         return StateOffers.of(sights, self._step)
 
     def newest(self, field: StateOffers) -> RestoreChoice | None:
@@ -225,7 +228,9 @@ class Agreement:
         self._steps |= {offer.identity.step for offer in sight.offers}
         if not sight.offers:
             sight = sight.with_more(lost_images(self._context))
-        return sight.with_more(Sight(unsure=late)).with_more(self._published())
+        storage = self._context.storage
+        committed = None if storage is None else committed_step(storage.url)
+        return sight.with_more(Sight(unsure=late, committed=committed)).with_more(self._published())
 
     def _published(self) -> Sight:
         """The sight of rank 0, for all ranks: thousands of listings would load the storage."""
@@ -233,11 +238,12 @@ class Agreement:
             return Sight()
         try:
             names = published_steps(self._context.storage)
+            is_vacant = not names and owner_of(self._context.storage) is None
         except Exception as error:  # noqa: BLE001 - as above
             return Sight().with_passed(0, GLOBAL, 0, _text_of(error))
         self._steps |= {step for name in names if (step := step_of(name)) is not None}
         self._names = [name for name in names if self._step in (None, step_of(name))]
-        return self._next_page()
+        return self._next_page().with_more(Sight(is_vacant=is_vacant))
 
     def _next_page(self) -> Sight:
         page, self._names = self._names[:_PAGE], self._names[_PAGE:]
@@ -298,6 +304,15 @@ class Agreement:
             except Exception as error:  # noqa: BLE001 - as above
                 unfit.append(_Unfit(offer, _text_of(error), isinstance(error, CorruptError)))
         return tuple(unfit)
+
+
+def _vanished(sights: Sequence[Sight]) -> list[RejectedState]:
+    """The checkpoint that was committed in the global tier, where nothing is any more."""
+    steps = [sight.committed for sight in sights if sight.committed is not None]
+    if not steps or not any(sight.is_vacant for sight in sights):
+        return []
+    reason = "it was committed there before, and now nothing is there: is the place mounted?"
+    return [RejectedState(step=max(steps), tier=GLOBAL, reason=reason)]
 
 
 def _text_of(error: Exception) -> str:

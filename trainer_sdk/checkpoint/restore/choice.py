@@ -69,6 +69,10 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The past of the job when the newest of these states was saved."""
     failed_at: tuple[int, ...] = ()
     """Steps whose loss led to a quarantine."""
+    committed: int | None = None
+    """The step that was committed last in the global tier, as this node knows."""
+    is_vacant: bool = False
+    """Nothing is in the global tier, not even the name of its job; only rank 0 looks."""
 
     def with_passed(self, step: int, tier: Tier, rank: int, reason: str) -> "Sight":
         """The same, with a rejected state."""
@@ -84,6 +88,8 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             failed_at=(*self.failed_at, *other.failed_at),
             past=max(self.past, other.past),
             unsure=self.unsure or other.unsure,
+            committed=other.committed if self.committed is None else self.committed,
+            is_vacant=self.is_vacant or other.is_vacant,
         )
 
 

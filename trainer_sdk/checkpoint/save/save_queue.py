@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 
+from trainer_sdk.checkpoint.commits import note_commit
 from trainer_sdk.checkpoint.events import Reporter, SaveEvents
 from trainer_sdk.checkpoint.restore.choice import Tier
 from trainer_sdk.checkpoint.save.buffers import Buffer
@@ -34,7 +35,7 @@ from trainer_sdk.checkpoint.writer.protocol import (
     WriteFile,
     WriteState,
 )
-from trainer_sdk.checkpoint.writer.publication import abandon
+from trainer_sdk.checkpoint.writer.publication import abandon, remove_hidden
 
 _BUSY = "an earlier save was not durable yet"
 _MOST_ATTEMPTS = 3
@@ -325,7 +326,7 @@ class SaveQueue:
             case SaveDone():
                 self._done(save, line)
             case SaveFailed():
-                self._fail(save, line)
+                self._fail(save, line, is_over=True)
 
     def _kept(self, save: Save, line: ImageKept) -> None:
         assert isinstance(save.order, WriteState)
@@ -344,6 +345,7 @@ class SaveQueue:
     def _done(self, save: Save, line: SaveDone) -> None:
         if isinstance(save.order, WriteState):
             self.last_good = max(save.step or 0, self.last_good or 0)
+            note_commit(line.place, save.order.identity.step)
             self._events.done(save, save.order, line)
         self._settle(save, line)
 
@@ -426,8 +428,13 @@ class SaveQueue:
         for save in [sent for sent in self._saves.values() if sent.is_sent]:
             self._fail(save, save.failure(reason, error), is_stuck=error == "timeout")
 
-    def _fail(self, save: Save, failed: SaveFailed, *, is_stuck: bool = False) -> None:
-        """Fail a save, or retry it. `is_stuck`: a call to the storage would hang this rank."""
+    def _fail(
+        self, save: Save, failed: SaveFailed, *, is_stuck: bool = False, is_over: bool = False
+    ) -> None:
+        """Fail a save, or retry it. `is_stuck`: a call to the storage would hang this rank.
+
+        `is_over`: its writer has reported it, and does nothing more for it.
+        """
         if save.result is not None:
             return
         order = save.order
@@ -443,7 +450,7 @@ class SaveQueue:
         self._events.given_up(error)
         self._settle(save, error)
         if isinstance(order, WriteState) and order.root and not is_stuck:
-            self._abandon(order, failed.reason)
+            self._abandon(order, failed.reason, is_over=is_over)
 
     def _retry(self, save: Save, failed: SaveFailed) -> None:
         save.attempts += 1
@@ -464,14 +471,16 @@ class SaveQueue:
         save.over.set()
         save.windows.put(None)
 
-    def _abandon(self, order: WriteState, reason: str) -> None:
+    def _abandon(self, order: WriteState, reason: str, *, is_over: bool) -> None:
         """Tell the other ranks by a file; if the write fails, they wait for their timeout."""
         if order.identity.world_size == 1:
             return
 
         def notify() -> None:
             with suppress(StorageError):
-                abandon(order.root, order.saving, order.identity.step, order.rank, reason)
+                abandon(order, reason)
+                if is_over:
+                    remove_hidden(order)
 
         notifying = threading.Thread(target=notify, name="everstep-abandon", daemon=True)
         with suppress(RuntimeError):  # at the end of the interpreter no thread can start

@@ -76,6 +76,9 @@ def place_of(root: str, saving: str, step: int) -> SavePlace:
     return SavePlace(storage, name, f"{name}/{saving}", f"{saving}/")
 
 
+FAILURE = "failed-"
+
+
 def part_name(rank: int) -> str:
     """The name of the file that lists what a rank has made durable."""
     return f"part-{rank:05d}.json"
@@ -83,7 +86,7 @@ def part_name(rank: int) -> str:
 
 def failure_name(rank: int) -> str:
     """The name of the file with the reason why a rank has given up."""
-    return f"failed-{rank:05d}.json"
+    return f"{FAILURE}{rank:05d}.json"
 
 
 def part_of(place: SavePlace, rank: int) -> RankPart | None:
@@ -162,7 +165,9 @@ def _whole(folder: str, order: WriteState) -> Generator[str]:
 
     An earlier attempt may still write its part: its writer may hang where even SIGKILL waits.
     """
-    os.makedirs(folder, exist_ok=True)
+    for made in (os.path.dirname(folder), folder):  # the root is there, or has vanished
+        with suppress(FileExistsError):
+            os.mkdir(made)
     path = os.path.join(folder, f".{order.shard}")
     with suppress(FileNotFoundError):
         os.unlink(path)  # an earlier writer may still write to it

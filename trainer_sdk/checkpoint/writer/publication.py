@@ -46,9 +46,11 @@ from trainer_sdk.checkpoint.storage.names import (
 )
 from trainer_sdk.checkpoint.storage.port import MissingError, Storage, size_flaw
 from trainer_sdk.checkpoint.writer.files import (
+    FAILURE,
     SavePlace,
     failure_name,
     is_ours,
+    part_name,
     part_of,
     place_of,
     visible,
@@ -221,10 +223,32 @@ def settle(order: WriteState, metadata: bytes, waiting: ReportMissing) -> SaveDo
     return _publish(order, place, manifest)
 
 
-def abandon(root: str, saving: str, step: int, rank: int, reason: str) -> None:
-    """Tell the other ranks, by a file, that this one has given up."""
-    place = place_of(root, saving, step)
-    place.storage.put(f"{place.before}/{failure_name(rank)}", (json.dumps(reason).encode(),))
+def abandon(order: WriteState, reason: str) -> None:
+    """Tell the other ranks, by a file, that this one has given up; it makes no new root for it."""
+    place = place_of(order.root, order.saving, order.identity.step)
+    if isinstance(place.storage, Folder) and not os.path.isdir(place.storage.path):
+        return
+    name = f"{place.before}/{failure_name(order.rank)}"
+    place.storage.put(name, (json.dumps(reason).encode(),))
+
+
+def remove_hidden(order: WriteState) -> None:
+    """Remove what ranks have written for a save that rank 0 has given up: nobody publishes it.
+
+    Rank 0 removes the files of all ranks, and the others what they wrote later. In an object store
+    they stay: a manifest whose write seemed to fail may become visible later.
+    """
+    place = place_of(order.root, order.saving, order.identity.step)
+    if not isinstance(place.storage, Folder):
+        return
+    if place.storage.size(f"{place.before}/{failure_name(0)}") is None:
+        return
+    own = {order.shard, part_name(order.rank)}
+    for file in place.storage.files(place.before):
+        name = file.name.rpartition("/")[2]
+        is_whole = not name.startswith((FAILURE, "."))  # writers remove their unfinished files
+        if name in own or (not order.rank and is_whole):
+            place.storage.delete(file.name)
 
 
 def _all_parts(
@@ -382,7 +406,7 @@ def _withdraw(order: WriteState, place: SavePlace, reason: str = "") -> None:
     """Remove the files of a save that stays hidden, but leave the reason for the other ranks."""
     kept = f"{place.before}/{failure_name(order.rank)}"
     if reason and order.identity.world_size > 1:
-        abandon(order.root, order.saving, order.identity.step, order.rank, reason)
+        abandon(order, reason)
     for file in place.storage.files(place.before):
         if file.name != kept:
             place.storage.delete(file.name)

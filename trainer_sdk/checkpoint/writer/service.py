@@ -19,7 +19,7 @@ from trainer_sdk.checkpoint.writer.disk import (
     WriteGate,
     hash_in_parts,
 )
-from trainer_sdk.checkpoint.writer.files import keep_image, write_file, write_shard
+from trainer_sdk.checkpoint.writer.files import keep_image, place_of, write_file, write_shard
 from trainer_sdk.checkpoint.writer.protocol import (
     BufferFilled,
     FromWriter,
@@ -214,7 +214,7 @@ def _place(order: WriteState | WriteFile) -> str:
         case WriteFile():
             return order.path
         case _:
-            return f"{order.root}/{order.saving}"
+            return place_of(order.root, order.saving, order.identity.step).path("").rstrip("/")
 
 
 _NAMES: dict[type[Exception], str] = {
