@@ -261,3 +261,31 @@ def test_a_manifest_that_is_no_file_hides_no_other_checkpoint(tmp_path: Path) ->
     newest, older = stored_checkpoints(storage_for(str(tmp_path)))
     assert (newest.step, older.step, older.flaw) == (200, 100, "")
     assert "it is a FIFO, not a regular file" in newest.flaw
+
+
+@pytest.mark.parametrize("name", [step_name(200), f"{step_name(200)}/pinned.json"])
+def test_a_link_to_itself_hides_no_other_checkpoint(tmp_path: Path, name: str) -> None:
+    save(str(tmp_path), JOB, 100)
+    loop = tmp_path / name
+    loop.parent.mkdir(exist_ok=True)
+    if loop.name == "pinned.json":
+        save(str(tmp_path), JOB, 200)
+    loop.symlink_to(loop)
+    storage = storage_for(str(tmp_path))
+    newest, older = stored_checkpoints(storage)
+    assert (newest.step, older.step, older.flaw) == (200, 100, "")
+    assert newest.pinned is not None
+    assert f"{loop}" in newest.pinned.reason + newest.flaw
+    storage.remove(step_name(200))
+    assert [checkpoint.step for checkpoint in stored_checkpoints(storage)] == [100]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to(path)])
+def test_an_owner_that_is_no_file_is_named_once(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
+    owner = tmp_path / "owner.json"
+    make(owner)
+    with pytest.raises(StorageError) as refused:
+        owner_of(storage_for(str(tmp_path)))
+    assert str(refused.value).count(str(owner)) == 1

@@ -95,6 +95,8 @@ def _module(target: str, cwd: str) -> tuple[str, str]:
 
 def _source(path: str, most: int) -> bytes:
     """A file's bytes; empty if it cannot be read or has more than `most`."""
+    if not os.path.isfile(path):  # a FIFO would wait for ever
+        return b""
     try:
         with open(path, "rb") as file:
             text = file.read(most + 1)

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
+from everstep.evidence.files import read_regular
 from trainer_sdk.checkpoint.manifest import (
     INDEX,
     BadManifestError,
@@ -23,7 +24,7 @@ from trainer_sdk.checkpoint.manifest import (
 )
 from trainer_sdk.checkpoint.restore.choice import MEMORY, PEER, Tier
 from trainer_sdk.checkpoint.storage.checkpoints import CheckpointMark
-from trainer_sdk.checkpoint.storage.folder import read_regular, sync_folder
+from trainer_sdk.checkpoint.storage.folder import sync_folder
 
 MARKED_INDEX = "index.quarantined.json"
 """Takes the place of the index of an image that must not be restored; has the reason."""

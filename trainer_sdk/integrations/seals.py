@@ -12,9 +12,10 @@ from typing import Literal
 
 import msgspec
 
+from everstep.evidence.files import open_regular, read_regular
 from everstep.hashing import Hasher
 from trainer_sdk.checkpoint import arguments
-from trainer_sdk.checkpoint.storage.folder import open_regular, read_regular, sync_folder
+from trainer_sdk.checkpoint.storage.folder import sync_folder
 from trainer_sdk.sdk_log import warn
 
 SEAL = "everstep-seal.json"

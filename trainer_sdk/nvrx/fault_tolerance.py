@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from everstep.evidence.files import open_regular
 from trainer_sdk import layout
 from trainer_sdk.environment import environ
 from trainer_sdk.nvrx.timeouts import (
@@ -119,7 +120,7 @@ class FaultToleranceConfig:
     @staticmethod
     def from_yaml_file(cfg_path: str, ignore_not_recognized: bool = True) -> "FaultToleranceConfig":
         """The values of the section `fault_tolerance`, wherever it is in the file; needs PyYAML."""
-        with open(cfg_path, "rb") as file:
+        with open_regular(cfg_path) as file:
             section = _section(msgspec.yaml.decode(file.read()))
         if section is None:
             raise ValueError(f"{cfg_path} has no section `fault_tolerance:`; add one")

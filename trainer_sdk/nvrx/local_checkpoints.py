@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 import torch
 
+from everstep.evidence.files import read_regular
 from trainer_sdk.checkpoint.file_saver import TorchFile
 from trainer_sdk.checkpoint.image_folder import put_durably
-from trainer_sdk.checkpoint.storage.folder import read_regular
 from trainer_sdk.environment import environ
 from trainer_sdk.nvrx.async_calls import AsyncRequest
 from trainer_sdk.nvrx.rank_groups import GroupWrapper

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 
+from everstep.evidence.files import open_regular, read_regular
 from everstep.hashing import Hasher
 from trainer_sdk.checkpoint.file_saver import FileContent, FileSaver
 from trainer_sdk.checkpoint.image_folder import put_durably
 from trainer_sdk.checkpoint.save.buffers import MOST_BUFFERS
 from trainer_sdk.checkpoint.save.request import SaveHandle
-from trainer_sdk.checkpoint.storage.folder import open_regular, read_regular
 
 _READ_BYTES = 8 << 20
 _opening = threading.Lock()

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from everstep.evidence.files import open_regular
 from everstep.settings.file_owners import stranger_of
 from everstep.settings.schema import (
     Leaf,
@@ -233,10 +234,8 @@ def _did_you_mean(name: str, names: Iterable[str], spelled: Mapping[str, str] | 
 
 def _read(path: Path) -> dict[str, object]:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             data = file.read(MAX_FILE_BYTES + 1)
-    except IsADirectoryError as error:
-        raise SettingsError(f"{path} is a directory: name the file in it") from error
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror}") from error
     if len(data) > MAX_FILE_BYTES:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from everstep.evidence.files import open_regular
 from everstep.settings.schema import SettingsError
 
 MAX_SECRET_BYTES = 64 << 10
@@ -24,7 +25,7 @@ def known_secrets() -> list[str]:
 def read_secret(path: Path) -> str:
     """The content of the file of a `*_file` setting, stripped. Never empty, never shown."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             text = file.read(MAX_SECRET_BYTES + 1).decode().strip()
     except OSError as error:
         raise SettingsError(f"the secret in {path} cannot be read: {error.strerror}") from error

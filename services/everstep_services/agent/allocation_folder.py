@@ -16,6 +16,7 @@ import msgspec
 
 from everstep.clock import Clock
 from everstep.errors import EverstepError
+from everstep.evidence.files import read_regular
 from everstep_services.agent.core.actions import ExitAgent
 
 END, LEAVE, EXCLUDED = ".end", ".leave", ".excluded"
@@ -80,7 +81,7 @@ class AllocationFolder:
         """How each agent ended that has written so; damaged files are skipped."""
         for path in sorted(self.path.glob(f"*{END}")):
             with suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
-                yield msgspec.json.decode(path.read_bytes(), type=AgentEnd)
+                yield msgspec.json.decode(read_regular(path), type=AgentEnd)
 
     def write_exclusion(self, node: str, reason: str) -> None:
         """Tell the batch script why this node is excluded; without a reason: no longer."""
@@ -97,7 +98,7 @@ class AllocationFolder:
         excluded: dict[str, str] = {}
         for path in sorted(self.path.glob(f"*{EXCLUDED}")):
             with suppress(OSError):
-                text = path.read_text(errors="replace")
+                text = read_regular(path).decode(errors="replace")
                 excluded[path.name.removesuffix(EXCLUDED)] = " ".join(text.split())
         return excluded
 
@@ -108,7 +109,7 @@ class AllocationFolder:
     def leave_reason(self, node: str) -> str | None:
         """Why this node must leave; None if it need not, or the folder cannot be read now."""
         try:
-            text = (self.path / (node + LEAVE)).read_text(errors="replace")
+            text = read_regular(self.path / (node + LEAVE)).decode(errors="replace")
         except OSError:
             return None
         return " ".join(text.split()) or "the scheduler wants the node back"

@@ -25,6 +25,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from everstep import __version__
 from everstep.clock import SystemClock
 from everstep.errors import EverstepError
+from everstep.evidence.files import open_regular
 from everstep.messages import BlobRef, Fact
 from everstep.messages.codec import BadMessageError, decode
 from everstep.store import tables
@@ -178,7 +179,7 @@ def unpack(bundle: Path, database: Path, most_gib: int = 16) -> None:
     """
     written = size = 0
     try:
-        with bundle.open("rb") as packed, database.open("xb") as plain:
+        with open_regular(bundle) as packed, database.open("xb") as plain:
             for block in zstandard.ZstdDecompressor().read_to_iter(packed, write_size=1 << 20):
                 if not written:
                     size = _checked_size(bundle, block, database.parent, most_gib)

@@ -9,6 +9,7 @@ import httpx2
 import msgspec
 
 from everstep.errors import EverstepError
+from everstep.evidence.files import read_regular
 from everstep_services.kubernetes.domain.nodes import ClusterNode
 from everstep_services.kubernetes.settings import KubernetesSettings
 
@@ -162,7 +163,7 @@ class ApiServer:
 
     def _token(self) -> str:
         try:
-            return self._settings.token_file.read_text().strip()
+            return read_regular(self._settings.token_file).decode().strip()
         except OSError as error:
             raise ApiServerRefusalError(
                 f"the token in {self._settings.token_file} cannot be read: {error.strerror}; this "

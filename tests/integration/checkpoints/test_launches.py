@@ -1,5 +1,6 @@
 """Two launches without an agent do not mix in one place; one after the other may save there."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -85,3 +86,17 @@ def test_a_root_is_locked_again_where_it_was_made_anew(tmp_path: Path) -> None:
     root.claim("local", "process 1 on here")
     with pytest.raises(BlockingIOError):
         root_claim._locked(path, "process 2 on here")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to(path)])
+def test_a_launch_file_that_is_no_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], object]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "root").mkdir()
+    make(tmp_path / "root" / root_claim.LAUNCH)
+    with testing.watched(), Checkpointer(tmp_path / "root") as saves:
+        handle = saves.save(1, {"a": torch.ones(3)})
+        handle.wait(WITHIN_S)
+    assert f"{tmp_path / 'root' / root_claim.LAUNCH}: " in handle.reason
+    assert handle.reason.endswith(": remove it")

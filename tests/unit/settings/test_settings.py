@@ -298,7 +298,7 @@ def test_a_file_that_cannot_be_read_is_one_clear_line(tmp_path: Path) -> None:
     deep.write_text(f"x = {'[' * 100_000}")
     lines = {
         tmp_path / "none": f"{tmp_path / 'none'} cannot be read: No such file or directory",
-        tmp_path: f"{tmp_path} is a directory: name the file in it",
+        tmp_path: f"{tmp_path} cannot be read: it is a folder, not a regular file",
         huge: f"{huge} is larger than 1024 KiB: no settings",
         latin: f"{latin} is not UTF-8 text (at byte 13)",
         deep: f"{deep} is not TOML: nested too deeply",

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from everstep.evidence.files import read_regular
 from everstep.hashing import hash_of
 from trainer_sdk.checkpoint.image_folder import (
     image_folders,
@@ -44,7 +45,6 @@ from trainer_sdk.checkpoint.restore.optimizer_state import Form
 from trainer_sdk.checkpoint.restore.stored_image import StoredImage, forms_of
 from trainer_sdk.checkpoint.storage import Storage, StorageError
 from trainer_sdk.checkpoint.storage.checkpoints import QUARANTINED, CheckpointMark
-from trainer_sdk.checkpoint.storage.folder import read_regular
 from trainer_sdk.checkpoint.storage.port import MissingError
 
 OFFER = "offer.json"

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal, SupportsFloat
 
+from everstep.evidence.files import read_regular
 from trainer_sdk.checkpoint.events import QuarantineEvent, Reporter
 from trainer_sdk.checkpoint.image_folder import image_folders, mark_image
 from trainer_sdk.checkpoint.manifest import (
@@ -27,7 +28,6 @@ from trainer_sdk.checkpoint.manifest import (
 from trainer_sdk.checkpoint.restore.choice import GLOBAL, MEMORY, Tier
 from trainer_sdk.checkpoint.storage import Storage, StorageError
 from trainer_sdk.checkpoint.storage.checkpoints import CheckpointMark, look, quarantine
-from trainer_sdk.checkpoint.storage.folder import read_regular
 
 WITHIN_STEPS = 20
 _CAUSE: Final = "nan_after_load"

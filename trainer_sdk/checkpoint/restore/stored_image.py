@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
+from everstep.evidence.files import open_regular, read_regular
 from everstep.hashing import Hasher
 from trainer_sdk.checkpoint.manifest import (
     IMAGE,
@@ -36,7 +37,6 @@ from trainer_sdk.checkpoint.restore.target import (
     local,
 )
 from trainer_sdk.checkpoint.restore.values import read_value
-from trainer_sdk.checkpoint.storage.folder import open_regular, read_regular
 
 _PIECE_BYTES = 1 << 20
 _HASHED_BYTES = 16 << 20

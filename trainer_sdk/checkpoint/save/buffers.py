@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from everstep.evidence.files import read_regular
 from trainer_sdk.checkpoint.image_folder import (
     ASIDE_INDEX,
     MARKED_INDEX,
@@ -32,7 +33,6 @@ from trainer_sdk.checkpoint.manifest import (
     ImageIndex,
     decode,
 )
-from trainer_sdk.checkpoint.storage.folder import read_regular
 
 _PAGE = 4096
 _MADV_POPULATE_WRITE = 23

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from everstep.evidence.files import open_regular
 from everstep.hashing import Hasher
 from trainer_sdk.checkpoint.manifest import (
     MANIFEST,
@@ -24,7 +25,7 @@ from trainer_sdk.checkpoint.manifest import (
     step_name,
 )
 from trainer_sdk.checkpoint.storage.checkpoints import OWNER, RootOwner, owner_of
-from trainer_sdk.checkpoint.storage.folder import Folder, open_regular, sync_folder
+from trainer_sdk.checkpoint.storage.folder import Folder, sync_folder
 from trainer_sdk.checkpoint.storage.names import SAVING, pulling_name
 from trainer_sdk.checkpoint.storage.port import Storage, StorageError
 from trainer_sdk.checkpoint.storage.stored_content import ADOPTED, content_flaw

@@ -359,12 +359,12 @@ _DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
 def _read(storage: Storage, name: str, of: type[_Read]) -> _Read | None:
     """Read a small document; None if there is none. A mark that cannot be read still counts."""
     try:
-        octets = storage.read(name)
+        return _DECODERS[of].decode(storage.read(name))  # type: ignore[no-any-return]
     except MissingError:
         return None
-    try:
-        return _DECODERS[of].decode(octets)  # type: ignore[no-any-return]
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, IrregularFileError) as error:
         if of is CheckpointMark:
             return msgspec.convert({"reason": f"{name} cannot be read: {error}"}, type=of)
+        if isinstance(error, IrregularFileError):
+            raise
         raise StorageError(f"{storage.url}/{name} is not what was written: {error}") from error

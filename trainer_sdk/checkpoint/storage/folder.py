@@ -4,13 +4,12 @@ import ctypes
 import errno
 import os
 import shutil
-import stat
 import uuid
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from io import FileIO
 
+from everstep.evidence.files import open_regular
 from trainer_sdk.checkpoint.storage.port import (
     IrregularFileError,
     MissingError,
@@ -101,7 +100,7 @@ class Folder:
                 entries = list(os.scandir(path))
             except FileNotFoundError:
                 return []
-            return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+            return sorted(e.name for e in entries if e.name[0] != "." and _may_be_folder(e))
 
     def files(self, folder: str) -> Sequence[StoredFile]:
         """All files below a folder, sorted by name."""
@@ -112,7 +111,7 @@ class Folder:
                 for name in names:
                     path = os.path.join(where, name)
                     with suppress(FileNotFoundError):  # it was removed meanwhile
-                        about = os.stat(path)
+                        about = _about(path)
                         files.append(
                             StoredFile(
                                 os.path.relpath(path, self.path), about.st_size, _changed(about)
@@ -190,26 +189,6 @@ class Folder:
         return os.path.join(self.path, checked(name))
 
 
-def open_regular(path: "str | os.PathLike[str]") -> FileIO:
-    """Open a file to read it, unbuffered; `OSError` at once if it is not a regular file.
-
-    To open a FIFO would wait for a writer for ever.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    mode = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(mode):
-        return FileIO(descriptor)
-    os.close(descriptor)
-    kind = "a folder" if stat.S_ISDIR(mode) else "a FIFO" if stat.S_ISFIFO(mode) else "a device"
-    raise OSError(errno.ENXIO, f"it is {kind}, not a regular file", os.fspath(path))
-
-
-def read_regular(path: "str | os.PathLike[str]") -> bytes:
-    """All bytes of a file; `OSError` at once if it is not a regular file."""
-    with open_regular(path) as file:
-        return file.readall()
-
-
 def sync_folder(path: str) -> None:
     """Make the names in a folder durable."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -232,6 +211,23 @@ def _exchanged(first: str, other: str) -> bool:
     if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
         return False
     raise OSError(number, os.strerror(number), other)
+
+
+def _may_be_folder(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself: its reader reports it
+        return True
+
+
+def _about(path: str) -> os.stat_result:
+    """The status of a file, or of a link that leads to itself."""
+    try:
+        return os.stat(path)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return os.lstat(path)
 
 
 def _changed(about: os.stat_result) -> datetime:
@@ -275,7 +271,8 @@ def _clear_errors(path: str, done: str) -> Generator[None]:
         remedy = _REMEDIES.get(error.errno or 0, "look at the file system")
         while error.errno == errno.ENOTDIR and not os.path.lexists(path):
             path = os.path.dirname(path)  # a file stands where a folder is wanted
-        kind = IrregularFileError if error.errno == errno.ENXIO else StorageError
+        is_irregular = error.errno in (errno.ENXIO, errno.ELOOP)
+        kind = IrregularFileError if is_irregular else StorageError
         raise kind(f"{path} cannot be {done}: {error.strerror}; {remedy}") from error
 
 
@@ -289,4 +286,5 @@ _REMEDIES = {
     errno.ENOTDIR: "give a folder",
     errno.EEXIST: "give a folder",
     errno.ENXIO: "remove it, or put a regular file in its place",
+    errno.ELOOP: "remove it, as a link leads to itself",
 }

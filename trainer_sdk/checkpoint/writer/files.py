@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from everstep.evidence.files import open_regular
 from everstep.hashing import Hasher, hash_of
 from trainer_sdk.checkpoint.image_folder import put_durably, sync_file, sync_names
 from trainer_sdk.checkpoint.manifest import (
@@ -28,7 +29,7 @@ from trainer_sdk.checkpoint.manifest import (
     step_name,
 )
 from trainer_sdk.checkpoint.storage import lasting, storage_for
-from trainer_sdk.checkpoint.storage.folder import Folder, open_regular, sync_folder
+from trainer_sdk.checkpoint.storage.folder import Folder, sync_folder
 from trainer_sdk.checkpoint.storage.names import SAVING
 from trainer_sdk.checkpoint.storage.port import MissingError, Storage
 from trainer_sdk.checkpoint.writer.disk import (

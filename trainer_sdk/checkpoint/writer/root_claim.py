@@ -7,8 +7,9 @@ import time
 
 import msgspec
 
+from everstep.evidence.files import check_regular, read_regular
 from trainer_sdk.checkpoint.storage.checkpoints import OWNER, RootOwner, owner_of
-from trainer_sdk.checkpoint.storage.folder import Folder, read_regular
+from trainer_sdk.checkpoint.storage.folder import Folder
 from trainer_sdk.checkpoint.storage.port import Storage
 
 LAUNCH = ".launch"
@@ -122,6 +123,7 @@ def _locked(path: str, launch: str) -> int:
     """The file, locked and with the name of the launch; `BlockingIOError` if another has it."""
     held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
+        check_regular(held, path)
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(held, 0)
         os.pwrite(held, launch.encode(), 0)

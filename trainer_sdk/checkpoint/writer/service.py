@@ -56,6 +56,9 @@ _REMEDIES = {
     errno.EROFS: "give a folder that may be written",
     errno.EIO: "the disk has failed: save elsewhere",
     errno.ENOENT: "the folder was removed meanwhile",
+    errno.ENXIO: "remove it",
+    errno.EISDIR: "remove it",
+    errno.ELOOP: "remove it",
 }
 
 
@@ -234,7 +237,8 @@ def _failed(order: WriteState | WriteFile, stage: SaveStage, error: Exception) -
             reason, name = f"there is no folder {folder}: make it, and save again", "ENOENT"
         case OSError(errno=int(number)):
             remedy = _REMEDIES.get(number, "look at the file system")
-            reason, name = f"{error.strerror}: {remedy}", errno.errorcode.get(number, "")
+            file = f"{error.filename}: " if error.filename else ""
+            reason, name = f"{file}{error.strerror}: {remedy}", errno.errorcode.get(number, "")
         case GivenUpError():
             reason, name = str(error), "timeout" if error.is_late else "other_rank"
         case OtherOwnerError() | OtherLaunchError() | StepTakenError() | VanishedError():

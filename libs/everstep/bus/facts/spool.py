@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from everstep.bus.errors import SpoolBusyError, SpoolFullError, SpoolWriteError
+from everstep.evidence.files import read_regular
 
 log = logging.getLogger(__name__)
 
@@ -187,7 +188,7 @@ class Spool:
     def _checked_size(self, number: int, *, is_last: bool) -> int:
         """Return the bytes of whole records; cut off and keep aside the bytes after them."""
         path = self._path(number)
-        data = path.read_bytes()
+        data = read_regular(path)
         good = 0
         for _, end in _records(data):
             good = end
@@ -206,7 +207,7 @@ class Spool:
         path = self._folder / "acked"
         if not path.exists():
             path.write_bytes(b"")
-        data = path.read_bytes()
+        data = read_regular(path)
         if len(data) == _ACKED.size and zlib.crc32(data[:16]) == int.from_bytes(
             data[16:], "little"
         ):
@@ -265,7 +266,7 @@ def unsent_bytes(folder: Path) -> int:
     """Bytes in a spool that the stream has not acknowledged, without opening or locking it."""
     sizes = {int(path.stem): path.stat().st_size for path in folder.glob("*.seg")}
     try:
-        segment, offset, _ = _ACKED.unpack((folder / "acked").read_bytes())
+        segment, offset, _ = _ACKED.unpack(read_regular(folder / "acked"))
     except (OSError, struct.error):
         segment, offset = 0, 0
     held = sum(size for number, size in sizes.items() if number >= segment)

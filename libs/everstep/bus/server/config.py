@@ -18,6 +18,7 @@ from everstep.bus.auth.accounts import Operator
 from everstep.bus.auth.keys import claims_of
 from everstep.bus.auth.login import write_private
 from everstep.bus.errors import BusConfigError
+from everstep.evidence.files import read_regular
 
 log = logging.getLogger(__name__)
 
@@ -230,7 +231,7 @@ def renew_accounts(folder: Path, operator: Operator) -> int:
     """
     changed = 0
     for path in folder.glob("*.jwt"):
-        account = claims_of(path.read_text())
+        account = claims_of(read_regular(path).decode())
         token = None if account is None else operator.renewed(account)
         if token is not None:
             write_private(path, token)

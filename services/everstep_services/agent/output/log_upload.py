@@ -23,6 +23,7 @@ from everstep.backoff import Backoff
 from everstep.bus.errors import BusError
 from everstep.bus.ports import RankLogs
 from everstep.clock import Clock
+from everstep.evidence.files import read_regular
 from everstep.messages import StartRanks
 from everstep.messages.rank_logs import PIECE_BYTES, LogIndex, LogPiece, LogStream, SentLogFile
 from everstep.observe.redaction import redact
@@ -257,8 +258,8 @@ class LogUploader:
         uploads: dict[int, RoundUpload] = {}
         for path in sorted(self._logs.of_job.glob(f"round-*/rank-*/{POSITION_FILE}")):
             try:
-                about = _OWNERS.decode((path.parent / "about.json").read_bytes())
-                entries = _POSITIONS.decode(path.read_bytes())
+                about = _OWNERS.decode(read_regular(path.parent / "about.json"))
+                entries = _POSITIONS.decode(read_regular(path))
             except (OSError, msgspec.DecodeError, ValueError):
                 continue
             if about.node != self._node or all(entry.is_over for entry in entries):
@@ -293,7 +294,7 @@ def _close(upload: RoundUpload) -> None:
 
 def _write(path: Path, data: bytes) -> None:
     with contextlib.suppress(OSError):
-        if path.read_bytes() == data:
+        if read_regular(path) == data:
             return
     fresh = path.with_suffix(".new")
     fresh.write_bytes(data)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import msgspec
 
+from everstep.evidence.files import open_regular
 from everstep_services.agent.replicas.transfer.protocol import Copy, ReplicaError
 from trainer_sdk.checkpoint.image_folder import RestoredState, restored_state
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, VERSION, Identity
-from trainer_sdk.checkpoint.storage.folder import open_regular
 
 log = logging.getLogger(__name__)
 

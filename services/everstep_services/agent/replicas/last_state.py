@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from everstep.clock import Clock
+from everstep.evidence.files import read_regular
 from trainer_sdk.checkpoint.image_folder import put_durably
-from trainer_sdk.checkpoint.storage.folder import read_regular
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import os
 import weakref
 from pathlib import Path
 
+from everstep.evidence.files import open_regular
 from everstep_services.agent.replicas.transfer.protocol import ReplicaError
-from trainer_sdk.checkpoint.storage.folder import open_regular
 
 _POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE, since Linux 5.14: Python has no name for it."""

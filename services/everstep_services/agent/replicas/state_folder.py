@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from everstep.clock import Clock, SystemClock
+from everstep.evidence.files import read_regular
 from everstep_services.agent.ranks import process_tree
 from everstep_services.agent.replicas.manager import CODED
 from everstep_services.agent.replicas.transfer.fetcher import OFFER
@@ -27,7 +28,6 @@ from everstep_services.agent.runtime.workdir import private_dir
 from trainer_sdk import layout
 from trainer_sdk.checkpoint.image_folder import ON_DISK, sync_names
 from trainer_sdk.checkpoint.manifest import INDEX
-from trainer_sdk.checkpoint.storage.folder import read_regular
 
 log = logging.getLogger(__name__)
 

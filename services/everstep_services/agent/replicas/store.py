@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from everstep.evidence.files import read_regular
 from everstep.hashing import Hasher
 from everstep_services.agent.replicas.displacement import ImageSender, TrainingLine
 from everstep_services.agent.replicas.images import ImageHead, read_head
@@ -25,7 +26,6 @@ from everstep_services.agent.replicas.settings import CheckpointSettings
 from everstep_services.agent.replicas.transfer.protocol import Copy, ReplicaError
 from trainer_sdk.checkpoint.image_folder import ASIDE_INDEX, put_durably, sync_file, sync_names
 from trainer_sdk.checkpoint.manifest import IMAGE, INDEX
-from trainer_sdk.checkpoint.storage.folder import read_regular
 
 log = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ import msgspec
 from everstep.bus import BusSettings, connect
 from everstep.bus.errors import BusError, SpoolBusyError, SpoolError
 from everstep.bus.facts.spool import Spool
+from everstep.evidence.files import read_regular
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ async def _send(folder: Path, within_s: float) -> str:
 
 def _recall(folder: Path, within_s: float) -> BusSettings:
     try:
-        kept = msgspec.json.decode((folder / LOGIN).read_bytes(), type=dict[str, str | None])
+        kept = msgspec.json.decode(read_regular(folder / LOGIN), type=dict[str, str | None])
     except FileNotFoundError:
         raise ValueError(f"{folder} does not say how its process logged in: no {LOGIN}") from None
     except msgspec.MsgspecError as error:

@@ -21,6 +21,7 @@ from typing import IO, Literal, NamedTuple
 
 import msgspec
 
+from everstep.evidence.files import read_regular
 from everstep_services.attribution.flight_recorder.dump import read_dump
 from everstep_services.attribution.flight_recorder.dump_file import BadDumpError
 from everstep_services.attribution.flight_recorder.entries import RankEntries, read_entries
@@ -174,7 +175,7 @@ def _checked_content(file: Path) -> bytes:
         raise BadDumpError(f"it has {size} bytes; at most {_MOST_BYTES} are read")
     if not size:
         raise BadDumpError("it is empty")
-    return file.read_bytes()
+    return read_regular(file)
 
 
 def _answered(request: ReadRequest) -> SummaryAnswer | EntriesAnswer:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from everstep.evidence.files import open_regular
 from everstep_services.attribution.log_analysis.analysis import LogAnalysis
 from everstep_services.attribution.log_analysis.chunks import Line, LogFile, Shapes
 from everstep_services.attribution.log_analysis.origins import Origin, of_file
@@ -80,7 +81,7 @@ def _read(
         why = "is not a file" if is_there else "does not exist"
         _note_unread(analysis, f"{name} {why}", name)
         return
-    with path.open("rb", buffering=0) as raw:
+    with open_regular(path) as raw:
         start = raw.read(_START_BYTES)
         for magic, kind in _COMPRESSED.items():
             if start.startswith(magic):

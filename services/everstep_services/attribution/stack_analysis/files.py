@@ -8,6 +8,7 @@ import msgspec
 
 from everstep.errors import EverstepError
 from everstep.evidence.archive import MAX_BYTES, MISSING, BadArchiveError, is_archive, unpack
+from everstep.evidence.files import read_regular
 from everstep_services.attribution.stack_analysis.dumps import BadStacksError, read_stacks
 from everstep_services.attribution.stack_analysis.stacks import RankStacks, Unreadable
 
@@ -62,7 +63,7 @@ def _free_rank(path: Path, taken: set[int]) -> int:
 def _read(path: Path, rank: int) -> Iterator[RankStacks | Unreadable]:
     try:
         size = path.stat().st_size
-        content = b"" if size > MAX_BYTES else path.read_bytes()
+        content = b"" if size > MAX_BYTES else read_regular(path)
     except OSError as error:
         yield Unreadable(
             name=str(path), reason=error.strerror or str(error), rank=rank, is_evidence=False

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from everstep.evidence.files import read_regular
 from everstep_services.cli.errors import CliError, Exit
 from trainer_sdk.inject.catalog import BadFaultError, FaultRequest, fault_request
 
@@ -89,9 +90,10 @@ def planned(fields: Mapping[str, Any]) -> PlannedFault:
 def read_scenario(path: Path) -> tuple[int | None, list[PlannedFault]]:
     """The seed, if the file has one, and its faults in the order of their times."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(read_regular(path).decode())
     except (OSError, ValueError) as error:
-        raise CliError(f"{path} cannot be read as TOML: {error}", Exit.USAGE) from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise CliError(f"{path} cannot be read as TOML: {why}", Exit.USAGE) from error
     unknown = table.keys() - {"seed", "faults"}
     faults = table.get("faults")
     if unknown or not isinstance(faults, list) or not faults:

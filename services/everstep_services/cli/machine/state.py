@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from everstep.evidence.files import check_regular, open_regular, read_regular
 from everstep.settings.file_owners import stranger_of
 from everstep_services.cli.errors import CliError, Exit
 
@@ -80,7 +81,7 @@ class StateDir:
     @contextlib.contextmanager
     def held(self) -> Generator[None]:
         """Hold the directory: one process at a time. Raises at once when another has it."""
-        descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = self._opened_lock()
         try:
             self._lock(descriptor)
             os.ftruncate(descriptor, 0)  # first: who held it before is not who holds it now
@@ -91,6 +92,15 @@ class StateDir:
             (self.path / _RUNNING).unlink(missing_ok=True)
         finally:
             os.close(descriptor)
+
+    def _opened_lock(self) -> int:
+        path = self.path / _LOCK
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            check_regular(descriptor, path)
+        except OSError as error:
+            raise CliError(f"{path} cannot be written: {error.strerror}") from error
+        return descriptor
 
     def _lock(self, descriptor: int) -> None:
         until = time.monotonic() + _LOOKS_WITHIN_S
@@ -144,7 +154,7 @@ class StateDir:
             # What it names would be ended, or asked with a token from any file that it names.
             raise CliError(f"{self.path} is not trusted: {why}; ask as that user", Exit.FORBIDDEN)
         try:
-            descriptor = os.open(self.path / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+            file = open_regular(self.path / _LOCK)
         except (FileNotFoundError, NotADirectoryError):
             return False
         except PermissionError as error:
@@ -152,14 +162,12 @@ class StateDir:
             raise CliError(text, Exit.FORBIDDEN) from error
         except OSError as error:
             raise CliError(f"{self.path / _LOCK} cannot be read: {error.strerror}") from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        else:
-            return False
-        finally:
-            os.close(descriptor)
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
 
     def running(self) -> RunningServices | None:
         """The announcement of the running, ready `everstep up`."""
@@ -167,7 +175,7 @@ class StateDir:
         if holder is None:
             return None
         try:
-            running = msgspec.json.decode((self.path / _RUNNING).read_bytes(), type=RunningServices)
+            running = msgspec.json.decode(read_regular(self.path / _RUNNING), type=RunningServices)
         except (OSError, msgspec.DecodeError, msgspec.ValidationError):
             return None
         return running if running.pid == holder.pid else None
@@ -183,7 +191,7 @@ class StateDir:
 
     def _holder(self) -> StateHolder | None:
         try:
-            return msgspec.json.decode((self.path / _LOCK).read_bytes(), type=StateHolder)
+            return msgspec.json.decode(read_regular(self.path / _LOCK), type=StateHolder)
         except (OSError, msgspec.DecodeError, msgspec.ValidationError):
             return None
 

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from everstep.evidence.files import open_regular, read_regular
 from everstep.observe.printable import printable_line
 from everstep_services.agent.settings import AgentSettings
 from everstep_services.cli.api.client import Api
@@ -73,7 +74,7 @@ class RankFile:
     def lines(self, *, is_over: bool) -> Iterator[LogLine]:
         """What was written since the last time; a line without an end waits for it."""
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 file.seek(self.offset)
                 while piece := file.read(_PIECE):
                     self.offset += len(piece)
@@ -231,7 +232,7 @@ def _failed_round(api: Api, place: str, wanted: LogSelection, note: Callable[[st
 def _about(folder: Path) -> RankFolder:
     """Whose files these are; from the folder's own name where nobody has said."""
     try:
-        about = msgspec.json.decode((folder / "about.json").read_bytes(), type=RankFolder)
+        about = msgspec.json.decode(read_regular(folder / "about.json"), type=RankFolder)
     except (OSError, msgspec.DecodeError, msgspec.ValidationError):
         about = RankFolder()
     if about.rank < 0:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from everstep.evidence.files import read_regular
+
 _SECTION = "fault_tolerance"
 _MOST_BYTES = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -63,7 +65,7 @@ def _tree(path: str) -> Any:
             f"--ft-cfg-path {path}: PyYAML is missing: pip install 'everstep[cli]'"
         ) from error
     try:
-        octets = Path(path).expanduser().read_bytes()
+        octets = read_regular(Path(path).expanduser())
     except OSError as error:
         raise FileError(f"--ft-cfg-path {path}: {error.strerror or error}") from error
     if len(octets) > _MOST_BYTES:

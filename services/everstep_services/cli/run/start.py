@@ -203,6 +203,8 @@ def _about_script(path: Path) -> Iterator[str]:
     elif not path.exists():
         hint = "" if path.suffix else "; a module needs -m, another program --no-python"
         yield f"there is no script {path} in {Path.cwd()}{hint}"
+    elif not path.is_file():
+        yield f"{path} is not a regular file: name the script"
     elif not os.access(path, os.R_OK):
         yield f"the script {path} cannot be read by this user"
 

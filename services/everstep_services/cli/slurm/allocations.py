@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from everstep.evidence.files import read_regular
 from everstep_services.agent.allocation_folder import AgentEnd
 from everstep_services.cli.errors import CliError
 
@@ -133,7 +134,7 @@ class AllocationLedger:
     def read(self) -> list[EndedAllocation]:
         """All of them, oldest first; a line that was damaged or cut off does not count."""
         try:
-            whole, _, _ = self.path.read_bytes().rpartition(b"\n")
+            whole, _, _ = read_regular(self.path).rpartition(b"\n")
         except FileNotFoundError:
             return []
         except OSError as error:

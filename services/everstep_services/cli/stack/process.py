@@ -11,12 +11,13 @@ import msgspec
 
 from everstep import __version__
 from everstep.clock import SystemClock
+from everstep.evidence.files import read_regular
 from everstep.observe.connections import raise_descriptor_limit
 from everstep.observe.http import listen
 from everstep.observe.logs import configure
 from everstep.observe.settings import LogSettings, ObserveSettings
 from everstep.runtime import run
-from everstep.settings import DEFAULT, Flag, Loaded
+from everstep.settings import DEFAULT, Flag, Loaded, read_secret
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.machine.state import StateDir, age_ms, find_state_dir
@@ -112,7 +113,7 @@ def _tell(invocation: Invocation, state: StateDir, ready: Ready, to: IO[str]) ->
 def _token(state: StateDir, *, is_shown: bool) -> str:
     """Where the token is; the token itself only on a terminal, as others may read a log."""
     if is_shown:
-        token = state.token_file.read_text().strip()
+        token = read_secret(state.token_file)
         return f"{token}  (shown only now; kept in {state.token_file})"
     if state.token_file.exists():
         return f"in {state.token_file}"
@@ -127,6 +128,8 @@ def detached(invocation: Invocation, api_port: int | None, bus_host: str) -> int
     """Print the announcement of `up` once it is ready; its last lines if it fails."""
     state = find_state_dir(invocation.environ, invocation.state_dir)
     state.create()
+    if state.log_file.exists() and not state.log_file.is_file():  # a FIFO would wait for ever
+        raise CliError(f"{state.log_file} is not a regular file: remove it")
     read, write = os.pipe()
     command = [
         *(sys.executable, "-P", "-m", "everstep_services.cli", "up"),
@@ -167,6 +170,6 @@ def _flags(invocation: Invocation, api_port: int | None) -> list[str]:
 
 
 def _last_lines(state: StateDir) -> str:
-    lines = state.log_file.read_text(errors="replace").splitlines()[-_LAST_LINES:]
+    lines = read_regular(state.log_file).decode(errors="replace").splitlines()[-_LAST_LINES:]
     last = lines[-1].removeprefix("everstep: ") if lines else "it said nothing"
     return f"up failed: {last} (see {state.log_file})"

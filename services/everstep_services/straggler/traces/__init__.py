@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from everstep.evidence.files import open_regular
 from everstep_services.straggler.domain.operations import Operations
 from everstep_services.straggler.traces.columns import UNITS, Builder, TraceError
 from everstep_services.straggler.traces.inspector import MARK, InspectorLogs
@@ -58,7 +59,7 @@ def read_traces(paths: Sequence[Path], unit: str = "s") -> Read:
 
 def _opened(path: Path) -> tuple[Format, bool]:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             begin = file.read(4096)
         compressed = begin[:2] == b"\x1f\x8b"
         if compressed:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from everstep.errors import EverstepError
+from everstep.evidence.files import read_regular
 from everstep_services.agent.replicas.settings import CheckpointSettings
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class Tls:
     def _again(self) -> _Read:
         for name, path in self._files.items():
             try:
-                path.read_bytes()
+                read_regular(path)
             except OSError as error:
                 raise TlsFilesError(f"{name} {path}: {error.strerror}") from error
         caller = self._context(ssl.PROTOCOL_TLS_CLIENT)
