@@ -16,6 +16,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool
 
+from everstep.evidence.files import check_regular, read_regular
 from everstep.store.errors import (
     BadDatabaseUrlError,
     DatabaseAwayError,
@@ -297,7 +298,9 @@ def _make_file(url: URL) -> None:
     path = Path(str(url.database))
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "rb"):
+            check_regular(descriptor, path)
     except OSError as error:
         place = f"sqlite:///{path}"
         raise DatabaseUnavailableError(place, error.strerror or str(error)) from error
@@ -305,7 +308,7 @@ def _make_file(url: URL) -> None:
 
 def _read_password(path: Path) -> str:
     try:
-        return path.read_text().strip()
+        return read_regular(path).decode().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise DatabaseUnavailableError(str(path), f"no password there: {error}") from error
 

@@ -392,6 +392,10 @@ async def test_a_place_where_no_file_can_be_is_named(tmp_path: Path) -> None:
     with pytest.raises(DatabaseUnavailableError):
         async with open_database(f"sqlite:///{tmp_path / 'file' / 'history.db'}"):
             pass
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(DatabaseUnavailableError, match="it is a FIFO, not a regular file"):
+        async with open_database(f"sqlite:///{tmp_path / 'fifo'}"):
+            pass
 
 
 async def test_a_full_disk_is_named_and_nothing_is_half_written(sqlite_url: str) -> None:

@@ -361,7 +361,7 @@ def test_a_page_of_thousands_of_ranks_stays_small(
     [
         (["missing.csv"],
          "everstep: missing.csv: it cannot be read: No such file or directory\n"),
-        (["."], "everstep: .: it cannot be read: Is a directory\n"),
+        (["."], "everstep: .: it cannot be read: it is a folder, not a regular file\n"),
         ([], "everstep: Missing argument 'FILE...'; see everstep stragglers analyze --help\n"),
         (["bad.csv"],
          "everstep: bad.csv: columns missing: step, op, start, duration; it has rank\n"),
