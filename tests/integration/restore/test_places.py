@@ -55,6 +55,36 @@ def test_two_trainings_of_one_folder_have_states_of_their_own(tmp_path: Path) ->
         assert (found.step, found.tier) == (5, "memory")
 
 
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (5.0, "memory has an image of step 5 already, which has the same content"),
+        (
+            6.0,
+            "memory has an image of step 5 already, which stays: later changes are not in it",
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_second_save_of_a_step_tells_that_the_first_stays(
+    tmp_path: Path, value: float, reason: str, is_new: bool
+) -> None:
+    saves = Checkpointer(tmp_path / "a", keep_memory=True)
+    assert saves.save(5, state(5.0), to_root=False, wait=True).reason == ""
+    if is_new:
+        saves._ending.leave(True)
+        saves = Checkpointer(tmp_path / "a", keep_memory=True)
+    again = saves.save(5, state(value), to_root=False, wait=True)
+    assert (again.state, again.reason) == ("committed", reason)
+    assert saves.save(6, state(7.0), to_root=False, wait=True).reason == ""
+    saves._ending.leave(True)
+    with Checkpointer(tmp_path / "a", keep_memory=True) as restoring:
+        weights = state(-1.0)
+        restored = restoring.restore(weights)
+        assert restored is not None
+        assert (restored.step, weights["weights"].tolist()) == (6, [7.0] * 7)
+
+
 def test_the_same_place_has_the_same_states_from_every_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

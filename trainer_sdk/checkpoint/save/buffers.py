@@ -10,6 +10,7 @@ import fcntl
 import mmap
 import os
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -118,8 +119,13 @@ class Buffer:
         """The plan whose fixed parts are in the buffer."""
         self.targets: list[torch.Tensor] = []
         """The places of that plan's pieces in the buffer."""
-        self.holds = _held_in(folder)
+        index = _index_in(folder)
+        self.holds = None if index is None else index.identity
         """The identity of the complete image in the buffer; None if there is none."""
+        self.hash = "" if index is None else index.hash
+        """The hash of that image."""
+        self.others: Sequence[Buffer] = ()
+        """The other buffers of the rank."""
         self.is_left = False
         """Whether the training has gone back to an older state than this image."""
         self.is_free = True
@@ -173,6 +179,21 @@ class Buffer:
         _enter_pages(self._octets)
         self._pinned_by = _pin(self._octets)
         self.size = size
+
+    def keep(self, identity: Identity, hash_: str) -> str:
+        """Note that the image is complete; returns why an earlier one of the step stays instead.
+
+        Of two images of a step, ranks could restore different ones.
+        """
+        for other in self.others:
+            if other.holds == identity and not other.is_left:
+                self.forget()
+                change = "which has the same content"
+                if other.hash != hash_:
+                    change = "which stays: later changes are not in it"
+                return f"memory has an image of step {identity.step} already, {change}"
+        self.holds, self.hash = identity, hash_
+        return ""
 
     def forget(self) -> None:
         """Remove the index: the image is not whole any more."""
@@ -238,6 +259,8 @@ class Arena:
             Buffer(os.path.join(folder, name) if folder else "", is_on_disk=on_disk)
             for name in names
         ]
+        for buffer in self.buffers:
+            buffer.others = [other for other in self.buffers if other is not buffer]
 
     def restored(self, state: RestoredState) -> None:
         """Note the state that was restored: newer images are overwritten first."""
@@ -289,10 +312,10 @@ def _age(buffer: Buffer) -> tuple[int, int]:
     return (-1, -1) if buffer.holds is None or buffer.is_left else buffer.holds.age
 
 
-def _held_in(folder: str) -> Identity | None:
+def _index_in(folder: str) -> ImageIndex | None:
     path = os.path.join(folder, INDEX)
     try:
-        return decode(read_regular(path), ImageIndex, path).identity
+        return decode(read_regular(path), ImageIndex, path)
     except (OSError, BadManifestError):
         return None
 

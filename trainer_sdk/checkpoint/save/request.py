@@ -107,6 +107,8 @@ class Save:
     stage: SaveStage = "copy"
     is_written: bool = False
     """Whether this rank's part is durable."""
+    given_up: str = ""
+    """Why the image of an earlier save of the step stays in memory."""
     waits_for: tuple[int, ...] = ()
     stall_s: float = 0.0
     settle_s: float = 0.0
@@ -231,7 +233,7 @@ class SaveHandle:
         result = self._save.result
         if isinstance(result, SaveError):
             return result.failed.reason
-        return result.given_up if result is not None else ""
+        return result.given_up or self._save.given_up if result is not None else ""
 
     @property
     def file_hash(self) -> str:

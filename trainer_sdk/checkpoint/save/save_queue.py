@@ -330,8 +330,9 @@ class SaveQueue:
 
     def _kept(self, save: Save, line: ImageKept) -> None:
         assert isinstance(save.order, WriteState)
-        save.buffer.holds = save.order.identity
-        self._events.kept(save, save.order, line)
+        save.given_up = save.buffer.keep(save.order.identity, line.hash)
+        if not save.given_up:
+            self._events.kept(save, save.order, line)
 
     def _written(self, save: Save, line: PartWritten) -> None:
         save.stage, save.write_s, save.is_written = "publish", line.write_s, True
@@ -340,7 +341,8 @@ class SaveQueue:
         if isinstance(save.order, WriteState) and save.order.root:
             self._events.written(save, save.order, line)
         elif isinstance(save.order, WriteState):
-            self._settle(save, SaveDone(save=save.number, place=save.place))
+            done = SaveDone(save=save.number, place=save.place, given_up=save.given_up)
+            self._settle(save, done)
 
     def _done(self, save: Save, line: SaveDone) -> None:
         if isinstance(save.order, WriteState):
