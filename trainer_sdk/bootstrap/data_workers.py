@@ -11,6 +11,8 @@ from typing import Any
 from trainer_sdk.bootstrap import deferred_signals
 
 _GUARDED = "_everstep_ignores_signals"
+_WORKERS = ("torch.utils.data._utils.worker", "torchdata.stateful_dataloader.worker")
+"""The modules with a `_worker_loop` that has torch prepare the worker."""
 
 
 def guard() -> None:
@@ -24,10 +26,11 @@ def guard() -> None:
 
     def prepare_worker() -> None:
         prepare()
-        deferred_signals.ignore_in_child()
+        if deferred_signals.is_held():  # else its loader ends it by SIGTERM
+            deferred_signals.ignore_in_child()
 
     def launched(popen: Any, child: process.BaseProcess) -> None:
-        if getattr(child, "_target", None) is not _worker_loop():
+        if not _is_worker(getattr(child, "_target", None)):
             launch(popen, child)
             return
         setattr(popen, _GUARDED, True)
@@ -40,6 +43,6 @@ def guard() -> None:
     parts._launch, parts.terminate = launched, end  # noqa: SLF001
 
 
-def _worker_loop() -> object:
-    worker = sys.modules.get("torch.utils.data._utils.worker")
-    return getattr(worker, "_worker_loop", guard)
+def _is_worker(target: object) -> bool:
+    is_loop = getattr(target, "__name__", "") == "_worker_loop"
+    return is_loop and getattr(target, "__module__", "") in _WORKERS

@@ -60,6 +60,11 @@ def forking(fork: "Callable[[], None]") -> None:
         _held.discard(get_ident())
 
 
+def is_held() -> bool:
+    """Whether this process is a child of `forking`, or this thread is calling it."""
+    return get_ident() in _held
+
+
 def ignore_in_child() -> None:
     """In a child of the rank: ignore signals that go to all processes of the step."""
     for number in DEFERRED:
@@ -127,5 +132,5 @@ def _end_in_child() -> None:
     for number in DEFERRED:
         if _get(number) is _report_signal:
             _set(number, _signal.SIG_DFL)
-    if get_ident() not in _held:
+    if not is_held():
         _after_fork()

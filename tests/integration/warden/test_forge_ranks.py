@@ -87,6 +87,38 @@ async def test_what_trainings_use_works(tmp_path: Path, warm: bool) -> None:
         assert node.err() == ""
 
 
+PERSISTENT = """\
+import json, multiprocessing, os, signal
+from {library} import {name}
+loader = {name}(list(range(64)), num_workers=2, persistent_workers=True)
+batches = iter(loader)
+next(batches)
+workers = [child.pid for child in multiprocessing.active_children()]
+for pid in workers:
+    os.kill(pid, signal.SIGTERM)
+print(json.dumps({{"loaded": len(list(batches)), "workers": workers}}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("library", "name"),
+    [
+        ("torch.utils.data", "DataLoader"),
+        ("torchdata.stateful_dataloader", "StatefulDataLoader"),
+    ],
+)
+async def test_workers_outlive_a_signal_and_end_with_their_rank(
+    tmp_path: Path, library: str, name: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(PERSISTENT.format(library=library, name=name))
+    async with opened(tmp_path, "", target=str(script), warm=True) as node:
+        (said,) = await ran(node, warm=True)
+        assert said["loaded"] == 63
+        assert len(said["workers"]) == 2
+        assert not [pid for pid in said["workers"] if os.path.exists(f"/proc/{pid}")]  # noqa: ASYNC240
+
+
 @pytest.mark.parametrize("warm", [variant(False), True])
 async def test_an_optimizer_of_ones_own_needs_no_compiler(tmp_path: Path, warm: bool) -> None:
     async with opened(tmp_path, "own_optimizer.py", warm=warm) as node:
