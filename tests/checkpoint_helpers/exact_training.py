@@ -41,6 +41,8 @@ class Case(NamedTuple):
     drop_last: bool = False
     persistent: bool = False
     ranks: int = 1
+    buckets: str = "made_anew"
+    """Of DDP: made anew after the first backward, `kept`, or made `before` the restore."""
 
     @property
     def epoch(self) -> int:
@@ -75,8 +77,14 @@ class Training:
         )
         for seed in (torch.manual_seed, random.seed, np.random.seed):
             seed(5 + self.rank)
-        self.model = DistributedDataParallel(model) if case.ranks > 1 else model
+        self.model: torch.nn.Module = model
+        if case.ranks > 1:
+            keeps = case.buckets == "kept"
+            self.model = DistributedDataParallel(model, find_unused_parameters=keeps)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
+        if case.buckets == "before":
+            self.model(torch.zeros(1, 8)).sum().backward()
+            self.optimizer.zero_grad()
         self.losses: dict[int, str] = {}
         self.state: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
         self.state["random"] = RngState()

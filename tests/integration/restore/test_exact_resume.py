@@ -36,8 +36,18 @@ def test_no_loss_differs_after_five_kills(tmp_path: Path, loader: str, ranks: in
     kept = loader != "plain"
     cases.append(Case(loader, 0, "all", shuffle=False, drop_last=True, ranks=ranks))
     cases.append(Case(loader, 2, "all", drop_last=True, persistent=kept, ranks=ranks))
-    found = run(exact_resume.__file__, tmp_path, json.dumps(cases), within_s=890)["cases"]
+    _check(cases, tmp_path)
+
+
+def test_no_loss_of_three_ranks_differs_where_ddp_has_the_same_buckets(tmp_path: Path) -> None:
+    """Of three summands the order counts, which DDP's buckets decide."""
+    ways = ["kept", "before"]
+    _check([Case(draws="all", ranks=3, buckets=buckets) for buckets in ways], tmp_path)
+
+
+def _check(cases: list[Case], folder: Path) -> None:
+    found = run(exact_resume.__file__, folder, json.dumps(cases), within_s=890)["cases"]
     assert len(found) == len(cases)
-    for each in found:
-        assert each["made"] >= LAST * ranks
+    for case, each in zip(cases, found, strict=True):
+        assert each["made"] >= LAST * case.ranks
         assert each["differing"] == [], each
