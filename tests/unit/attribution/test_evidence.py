@@ -36,6 +36,30 @@ KeyError: 'labels'
 """
 
 
+@pytest.mark.parametrize(
+    ("head", "part"),
+    [
+        ("Exception in thread prefetch:", "its thread prefetch"),
+        ("Process SpawnProcess-3:", "its child process SpawnProcess-3"),
+        ("Task exception was never retrieved\nfuture: <Task finished>", "an asyncio task"),
+    ],
+)
+async def test_a_part_of_a_stalled_rank_that_an_exception_ended_is_the_cause(
+    head: str, part: str
+) -> None:
+    log = pack([ArchiveMember(2, "txt", f"{head}\n".encode() + TRACEBACK)], {})
+    found = await judged(
+        case(trigger="rank_stalled", stalls=stalls(2)),
+        {"log": log, "flight_recorder": recorders(2, 3)},
+    )
+    assert (found.cause, found.ranks) == ("user_code", (2,))
+    assert f"rank 2: {part} ended by an exception" in found.reason
+    assert "KeyError: 'labels'" in found.reason
+    caught = pack([ArchiveMember(1, "txt", TRACEBACK)], {})
+    dumps = {"log": caught, "flight_recorder": recorders(2, 3)}
+    assert (await judged(case(trigger="rank_stalled", stalls=stalls(2)), dumps)).ranks == (2,)
+
+
 async def test_who_never_came_to_a_collective_is_named_from_the_recorders() -> None:
     found = await judged(HANG, {"flight_recorder": recorders(2, 3)})
     assert (found.cause, found.ranks, found.nodes) == ("user_code", (2,), ())

@@ -389,7 +389,9 @@ class RankEvents:
                 )
                 last.append(stopped)
             if stop.incident is not None:
-                observers.evidence.round_stopped(order, stop.incident, outcome.ranks)
+                observers.evidence.round_stopped(
+                    order, stop.incident, outcome.ranks, observers.stalls.suspect
+                )
                 watch = self.runner.warden.watch
                 observers.collection.after_stop(stop, stop.incident, order, watch)
             for fact in last:

@@ -119,6 +119,13 @@ class StallRecorder:
         self.watch = StallMonitor(plan.limits, clock, watched)
         self._announcer = LimitNotices(self.watch.limits, others, workdir.say)
 
+    @property
+    def suspect(self) -> int | None:
+        """The first rank of this round and node that has stalled and is not known to wait."""
+        return next(
+            (rank for rank, fact in self._facts.items() if not fact.is_waiting_for_ranks), None
+        )
+
     async def follow_limits_for_ever(self) -> None:
         """Use the limits that health learns about this job."""
         async with self._bus.documents("LIMITS").follow(self._plan.job) as documents:

@@ -35,6 +35,7 @@ _NODE_WITHIN_S = 10.0
 """For evidence that outlives the ranks: no restart waits for it."""
 _CAPTURE_MOST_S = 60.0
 _STREAMS = ("stderr", "stdout")
+_TRACEBACK = "Traceback (most recent call last)"
 Job = Callable[[], Awaitable[None]]
 
 
@@ -260,19 +261,32 @@ class EvidenceRecorder(Collections):
             if of_round == round and not failure.is_good:
                 self.belongs_to(round, rank, incident)
 
-    def round_stopped(self, order: StartRanks, incident: str, ranks: tuple[int, ...]) -> None:
-        """Store the last output of rank 0, which stands for all ranks that were stopped."""
-        if order.first_rank or not ranks or ranks[0] != 0:
-            return
-        if (order.round, 0) in self._failures:  # it failed before it was stopped: its log is kept
-            return
-        failure = self._failures.setdefault((order.round, 0), _Failure(incident=incident))
+    def round_stopped(
+        self, order: StartRanks, incident: str, ranks: tuple[int, ...], suspect: int | None = None
+    ) -> None:
+        """Store the last output of some ranks that were stopped.
 
-        async def keep() -> None:
-            await self._store(order.round, 0, failure)
-            self._say_where(order.round, 0, failure)
+        Of rank 0, which stands for all; of the suspect; and of each whose output has a traceback:
+        an exception may have ended a thread for which all wait.
+        """
 
-        self._jobs.put_nowait(keep)
+        async def keep(rank: int) -> None:
+            failure = self._failures.setdefault((order.round, rank), _Failure(incident=incident))
+            if failure.incident != incident or failure.is_recorded:
+                return  # it failed by itself: its log is kept with its end
+            await self._store(order.round, rank, failure)
+            self._say_where(order.round, rank, failure)
+
+        async def search(rank: int) -> None:
+            for stream in _STREAMS:
+                if _TRACEBACK in await asyncio.to_thread(self._tail, order.round, rank, stream):
+                    await keep(rank)
+                    return
+
+        for rank in ranks:
+            if (order.round, rank) not in self._failures:
+                kept = keep if rank in {0, suspect} else search
+                self._jobs.put_nowait(partial(kept, rank))
 
     async def _store(self, round: int, rank: int, failure: _Failure) -> None:
         """Store the end of each stream once: rank 0 may be stopped, and then be reaped, too."""

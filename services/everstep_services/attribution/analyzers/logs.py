@@ -21,10 +21,12 @@ from everstep_services.attribution.analyzers.rank_ends import (
 from everstep_services.attribution.domain.claims import GENERAL, WITHOUT_CULPRIT, Claim
 from everstep_services.attribution.incident import Incident
 from everstep_services.attribution.log_analysis.analysis import LogAnalysis
+from everstep_services.attribution.log_analysis.clocks import step_of
 from everstep_services.attribution.log_analysis.files import take_stream
 from everstep_services.attribution.log_analysis.origins import Origin
 from everstep_services.attribution.log_analysis.report import Failure, LogReport
 from everstep_services.attribution.log_analysis.rules import shipped
+from everstep_services.attribution.log_analysis.tracebacks import Traceback, links_exceptions
 
 _QUOTED = 240
 _ALTERNATIVE = 0.5
@@ -50,6 +52,13 @@ _OF_DEVICE = re.compile(
     r"(?i)\bCUDA error\b|\bcuda failure\b|AcceleratorError|cudaError|CU(?:BLAS|DNN)_STATUS"
     r"|ncclUnhandledCudaError|unhandled cuda error"
 )
+_PART = re.compile(
+    r"\bException in thread (?P<thread>.{1,200}):\s*$|^Process (?P<child>.{1,200}):\s*$"
+    r"|\b(?P<task>Task|Future) exception was never retrieved\s*$"
+)
+"""The line before the traceback of an exception that ended a part of a process only."""
+_OF_PART = 0.9
+"""The strength for such an exception of a rank that has stalled and waits for no other rank."""
 _PORT = "rdma_port"
 """A port that a rank's NCCL has lost is its node's; where several ranks did, a switch may be it."""
 _BYTES_MOST = 64 << 20
@@ -85,8 +94,65 @@ async def _read(incident: Incident, *kinds: str) -> Sequence[_Read]:
 
 def _of_ranks(case: Case, read: Sequence[_Read]) -> list[Claim]:
     pieces = [piece for piece, _, _ in read]
-    claims = _claims(_report(read, case.world_size or None), pieces, is_kernel=False)
-    return [_without_echo(claim, case) for claim, _ in claims]
+    failed = {end.rank for end in first_ends(case)}
+    survivors = {stall.rank for stall in case.stalls} - failed
+    claims = [
+        replace(claim, strength=claim.strength * _WEAK)  # somebody caught the exception
+        if failure.frames and failure.rank in survivors
+        else claim
+        for claim, failure in _claims(
+            _report(read, case.world_size or None), pieces, is_kernel=False
+        )
+    ]
+    return [*(_without_echo(claim, case) for claim in claims), *_of_parts(case, read, failed)]
+
+
+def _of_parts(case: Case, read: Sequence[_Read], failed: Collection[int]) -> Iterator[Claim]:
+    """Threads, tasks and child processes that an exception ended in ranks that lived on."""
+    stalled = {stall.rank: stall.is_waiting_for_ranks for stall in case.stalls}
+    for piece, rank, data in read:
+        if rank is None or rank in failed:
+            continue
+        lines = data.decode(errors="replace").splitlines()
+        at = next((at for at in reversed(range(len(lines))) if _PART.search(lines[at])), None)
+        if at is None:
+            continue
+        end = at + _raised_within(lines[at:])
+        traceback = "\n".join(lines[at + 1 : end]).encode()
+        went_on = any(step_of(line) is not None for line in lines[end:])
+        is_suspect = stalled.get(rank) is not True and not went_on
+        for claim, _ in _claims(
+            _report([(piece, rank, traceback)], None), [piece], is_kernel=False
+        ):
+            says = f"rank {rank}: {_part_of(lines[at])} ended by an exception: {claim.says}"
+            strength = _OF_PART if is_suspect else _OF_PART * _OF_ANOTHER
+            yield replace(claim, says=says, strength=strength)
+
+
+def _raised_within(lines: Sequence[str]) -> int:
+    """The number of lines of the traceback that begins near the first line; 0 without its end."""
+    traceback, end = None, 0
+    for number, line in enumerate(lines):
+        if Traceback.begins(line):
+            traceback = Traceback()
+        elif traceback is not None and traceback.add(line) is not None:
+            traceback, end = None, number + 1
+        elif end and line.strip() and not links_exceptions(line):
+            break
+    return end
+
+
+def _part_of(head: str) -> str:
+    """The thread, the task or the child process, in words."""
+    match = _PART.search(head)
+    assert match is not None
+    if match["task"]:
+        return "an asyncio task"
+    return (
+        f"its thread {match['thread']}"
+        if match["thread"]
+        else f"its child process {match['child']}"
+    )
 
 
 def _of_kernel(case: Case, read: Sequence[_Read]) -> list[Claim]:

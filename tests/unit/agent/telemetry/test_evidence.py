@@ -12,6 +12,7 @@ from everstep.clock import Clock
 from everstep.messages import BlobRef, ErrorRecord, EvidenceCollected, Fact, RankExited
 from everstep_services.agent.collectors.collection import Collector, EvidenceFound, Piece, Scene
 from everstep_services.agent.core.exit import RankExit
+from everstep_services.agent.output.log_files import LogFiles
 from everstep_services.agent.runtime import urgent_work
 from everstep_services.agent.runtime.workdir import Workdir
 from everstep_services.agent.telemetry.evidence import Collections, EvidenceRecorder
@@ -166,6 +167,22 @@ async def test_the_log_of_rank_0_is_kept_once_where_it_is_reaped_after_it_was_st
     (exit_,) = [it for it in facts if isinstance(it, RankExited)]
     (piece,) = [it for it in facts if isinstance(it, EvidenceCollected)]
     assert exit_.log == piece.blob
+
+
+@pytest.mark.parametrize("suspect", [1, None])
+async def test_the_log_of_a_stalled_rank_and_any_with_a_traceback_is_kept(
+    tmp_path: Path, suspect: int | None
+) -> None:
+    """A thread of the rank ended by an exception, and the rank waits for the thread for ever."""
+
+    def tell(recorder: EvidenceRecorder) -> None:
+        if suspect is None:
+            traceback = "Traceback (most recent call last):\nValueError: 9\n"
+            LogFiles(tmp_path, "j").file(1, 1, "stderr").write_text(traceback)
+        recorder.round_stops(1, "i1")
+        recorder.round_stopped(start(), "i1", (0, 1), suspect)
+
+    assert logs_of(await recorded(tmp_path, tell)) == [("i1", 0), ("i1", 1)]
 
 
 async def test_a_failure_that_was_heard_before_the_stop_belongs_to_it(tmp_path: Path) -> None:
