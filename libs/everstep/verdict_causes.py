@@ -97,6 +97,16 @@ _ADVICE: dict[str, str] = {
     "wait": "wait until nodes or the quota are back",
     "inform": "a person must act first, or it comes again",
 }
+_ADVICE_RECOVERED: dict[str, str] = {
+    "restart": "nothing to do: the training goes on",
+    "restart_without": "leave out the nodes named above from now on: the training goes on",
+    "restart_elsewhere": "other nodes if it comes again: the training goes on",
+    "change": "change something, or it may come again: the training goes on",
+    "stop": "change something, or it may come again: the training goes on",
+    "wait": "nothing to wait for: the training goes on",
+    "inform": "a person must act, or it may come again: the training goes on",
+}
+"""The same once the training is back: what would have brought it back is not needed any more."""
 _RETRY: dict[str, str] = {
     "as_is": "as it is",
     "without_node": "without the node",
@@ -107,10 +117,16 @@ _RETRY: dict[str, str] = {
 _REQUESTED = "stop: somebody requested its end"
 
 
-def advice_text(advice: str, cause: str | None) -> str:
-    """What a verdict advises, in words; what a newer release advises, as it is."""
+def advice_text(advice: str, cause: str | None, outcome: str | None = None) -> str:
+    """What a verdict advises, in words; what a newer release advises, as it is.
+
+    `outcome` is that of the incident; None while it is open.
+    """
+    is_back = outcome == "recovered"
     if advice == "stop" and cause == "scheduler":
-        return _REQUESTED
+        return _ADVICE_RECOVERED["restart"] if is_back else _REQUESTED
+    if is_back and advice in _ADVICE_RECOVERED:
+        return _ADVICE_RECOVERED[advice]
     return _ADVICE.get(advice, advice)
 
 

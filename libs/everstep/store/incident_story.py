@@ -78,6 +78,32 @@ async def jobs_of_incident(database: Database, incident: str) -> Sequence[str]:
         return list(opened.scalars()) or list((await connection.execute(query)).scalars())
 
 
+async def culprit_rank_nodes(
+    database: Database, incidents: Sequence[Record]
+) -> dict[tuple[str, str], list[str]]:
+    """The nodes on which the culprit ranks of these incidents ran, by job and incident."""
+    nodes: dict[tuple[str, str], list[str]] = {}
+    async with database.read() as connection:
+        for row in incidents:
+            ranks = json.loads(row["culprit_ranks"] or "[]")[:_NODES]
+            if ranks and row["round"] is not None:
+                nodes[row["job"], row["incident"]] = await _seats(connection, row, ranks)
+    return nodes
+
+
+async def _seats(connection: AsyncConnection, row: Record, ranks: Sequence[int]) -> list[str]:
+    members = tables.round_members.c
+    has_rank = (
+        (members.first_rank <= rank) & (members.first_rank + members.ranks > rank) for rank in ranks
+    )
+    query = (
+        select(members.node)
+        .where(members.job == row["job"], members.round == row["round"])
+        .where(members.node.is_not(None), or_(*has_rank))
+    )
+    return list((await connection.execute(query.order_by(members.slot).limit(_NODES))).scalars())
+
+
 async def piece_of_evidence(
     database: Database, job: str | None, incident: str, evidence: str
 ) -> Record | None:

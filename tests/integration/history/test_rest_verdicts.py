@@ -194,7 +194,8 @@ async def test_where_the_verdict_names_another_rank_the_headline_follows_it(
     ended = make(
         "job_ended", job=JOB, state="stopped", reason="no restart is left", incident=INCIDENT
     )
-    await api.add(*whole(), ended)
+    members = (Member(slot=0, node="n9", first_rank=0, ranks=2),)
+    await api.add(*whole(), ended, make("round_formed", job=JOB, round=1, members=members))
     before = await get(reader, PATH)
     assert (before["headline"], before["first_report"]) == (before["story"], None)
     await api.add(verdict(0, cause="unknown", kind="lost_by_all", **about))
@@ -202,6 +203,8 @@ async def test_where_the_verdict_names_another_rank_the_headline_follows_it(
     assert found["headline"] == "rank 1 alone has not ended"
     assert found["first_report"] == found["reason"]
     assert (found["rank"], found["culprit_ranks"], found["primary"]) == (2, [1], None)
+    listed = (await get(reader, "incidents"))["items"]
+    assert found["culprit_rank_nodes"] == listed[0]["culprit_rank_nodes"] == ["n9"]
     assert found["headline"] in {
         one["headline"] for one in (await get(reader, "incidents"))["items"]
     }

@@ -285,6 +285,15 @@ def test_an_end_that_somebody_requested_does_not_come_again() -> None:
     assert advice_text("ask the vendor", "gpu") == "ask the vendor", "from a newer release"
 
 
+@pytest.mark.parametrize("advice", get_args(Advice))
+@pytest.mark.parametrize("cause", ["user_code", "scheduler"])
+def test_what_a_training_that_is_back_does_not_need_is_not_advised(advice: str, cause: str) -> None:
+    """A spare took over: nobody needs to wait for nodes."""
+    text = advice_text(advice, cause, "recovered")
+    assert text.endswith("the training goes on")
+    assert text != advice_text(advice, cause, "preempted")
+
+
 def test_advice_and_retry_tell_the_same() -> None:
     """Of a bug, a full disk or a host out of memory, no text says that the same run may succeed."""
     claims = [

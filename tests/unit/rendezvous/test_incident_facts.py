@@ -139,6 +139,21 @@ def test_the_steps_that_a_restart_makes_again_are_counted_where_the_script_numbe
     assert restarted(world, 130, 131).lost_steps == 0
 
 
+def test_where_a_later_round_ended_alike_the_incident_keeps_the_cause_of_its_own_round() -> None:
+    world = World(spec(2, max_restarts=9)).started("n0", "n1")
+    world.report("n0", "rank_exited", rank=0, exit_code=1, fingerprint="abc")
+    for node, rank in (("n1", 1), ("n0", 0)):
+        world.back("n0", "n1")
+        world.tick(60)
+        world.report("n0", "started")
+        world.report("n1", "started")
+        if rank:
+            world.report(node, "rank_exited", rank=rank, exit_code=1, fingerprint="abc")
+    world.report("n0", "first_step", step=1)
+    [closed] = world.of(IncidentClosed)
+    assert (closed.cause, closed.rank, closed.node) == ("n0 rank_exited", 0, "n0")
+
+
 def test_how_many_steps_are_made_again_is_not_known_if_the_script_does_not_number_them() -> None:
     world = World(spec(1)).started("n0")
     assert restarted(world, None, None).lost_steps is None

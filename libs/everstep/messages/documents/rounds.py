@@ -51,6 +51,25 @@ class Seat(Part, frozen=True, kw_only=True, array_like=True):
     """Why `is_leaving`, in at most 200 characters."""
 
 
+class FirstCause(Part, frozen=True, kw_only=True):
+    """The report that is the cause of an incident; its fields are those of `OpenIncident`."""
+
+    trigger: Name
+    """As in `OpenIncident`."""
+    reason: str
+    """As in `OpenIncident`."""
+    weight: Int = 0
+    """As in `OpenIncident`."""
+    node: Name | None = None
+    """As in `OpenIncident`."""
+    rank: Count | None = None
+    """As in `OpenIncident`."""
+    trigger_fact: Name | None = None
+    """As in `OpenIncident`."""
+    injected_by: Name = ""
+    """As in `OpenIncident`."""
+
+
 class OpenIncident(Part, frozen=True, kw_only=True):
     """The incident that is open, and what is needed to close it."""
 
@@ -108,6 +127,8 @@ class OpenIncident(Part, frozen=True, kw_only=True):
     """The ranks that stand still in its round, which goes on: their stalls are only observed."""
     injected_by: Name = ""
     """As in the report that is the cause."""
+    first: FirstCause | None = None
+    """The cause of its round, where a later round has ended, too, and explains no more."""
 
 
 class OpenDecision(Part, frozen=True, kw_only=True):

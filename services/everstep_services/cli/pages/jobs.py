@@ -34,7 +34,7 @@ from everstep_services.cli.output import (
     say_cut,
     usual,
 )
-from everstep_services.cli.pages.incidents.story import failing_saves
+from everstep_services.cli.pages.incidents.story import failing_saves, nodes_of_culprits
 
 JOB_COLUMNS = (
     "job", "state", "round", "restarts", "incidents", "world_size", "last_step", "updated_at",
@@ -270,7 +270,7 @@ def _incident_row(incident: Record) -> tuple[object, ...]:
 
 
 def _incident(incident: dict[str, Any], short: int | None) -> dict[str, Any]:
-    culprits = {"rank": incident["culprit_ranks"], "node": incident["culprit_nodes"]}
+    culprits = {"rank": incident["culprit_ranks"], "node": nodes_of_culprits(incident)}
     return {
         **incident,
         **(culprits if incident["first_report"] else {}),  # it was about somebody else

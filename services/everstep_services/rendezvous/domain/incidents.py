@@ -11,7 +11,7 @@ from everstep.incident_outcomes import IncidentOutcome
 from everstep.lost_steps import steps_again
 from everstep.messages import IncidentClosed, IncidentExtended, IncidentOpened, Ledger
 from everstep.messages.base import Time, earlier
-from everstep.messages.documents.rounds import OpenIncident
+from everstep.messages.documents.rounds import FirstCause, OpenIncident
 from everstep_services.rendezvous.domain.batch import Batch
 
 LedgerEntry = Literal[
@@ -96,7 +96,9 @@ def broke_again(batch: Batch, sign: Sign) -> None:
         batch.state.set(incident=_told(replace(stood, is_decided=is_decided), sign))
         return
     entry: LedgerEntry = "start_s" if doc.phase == "forming" else "no_step_s"
-    counted = replace(_count(batch, doc.incident, entry), stalled=(), is_decided=False)
+    counted = replace(
+        _count(batch, doc.incident, entry), stalled=(), is_decided=False, first=_cause(doc.incident)
+    )
     batch.state.set(incident=_told(replace(counted, delay_s=0.0, weight=0), sign))
 
 
@@ -140,6 +142,7 @@ def close(
         incident = _count(batch, doc.incident, "first_step_s", before_s=before_s)
     else:
         incident = _count(batch, doc.incident, entry, restore_s=doc.restore_s, before_s=before_s)
+    cause = _cause(incident)
     again = 0 if went_on else steps_again(doc.first_step, doc.reached_step)
     batch.record(
         IncidentClosed(
@@ -151,17 +154,26 @@ def close(
             lost_steps=again if recovered else None,
             next_round=doc.round if recovered else None,
             reports=incident.reports,
-            trigger=incident.trigger,
-            cause=incident.reason,
-            trigger_fact=incident.trigger_fact,
-            node=incident.node,
-            rank=incident.rank,
-            injected_by=incident.injected_by,
+            trigger=cause.trigger,
+            cause=cause.reason,
+            trigger_fact=cause.trigger_fact,
+            node=cause.node,
+            rank=cause.rank,
+            injected_by=cause.injected_by,
         )
     )
     batch.timers.clear("counted", incident.id)
     batch.timers.clear("extended", incident.id)
     batch.state.set(incident=None)
+
+
+def _cause(incident: OpenIncident) -> FirstCause:
+    """The cause in the round that the incident ended."""
+    return incident.first or FirstCause(
+        trigger=incident.trigger, reason=incident.reason, weight=incident.weight,
+        node=incident.node, rank=incident.rank, trigger_fact=incident.trigger_fact,
+        injected_by=incident.injected_by,
+    )  # fmt: skip
 
 
 def extend(batch: Batch, *, now: bool = False) -> None:
@@ -287,6 +299,7 @@ def _told(incident: OpenIncident, sign: Sign) -> OpenIncident:
         check=sign.check,
         accused=sign.accused,
         injected_by=sign.injected_by,
+        first=None if incident.first and sign.weight > incident.first.weight else incident.first,
     )
 
 

@@ -20,6 +20,7 @@ def shown(**more: Any) -> dict[str, Any]:
     ("ranks", "nodes", "rank", "node"),
     [
         ([1], None, [1], None),
+        ([1], [], [1], ["n2"]),
         ([1, 3], ["n1"], [1, 3], ["n1"]),
         (None, ["n1"], None, ["n1"]),
         (None, None, None, None),  # the verdict names nobody: the reported rank is a victim
@@ -32,6 +33,7 @@ def test_once_there_is_a_verdict_the_list_shows_whom_it_names(
     row = shown(
         first_report="rank 0 exited with 1", headline="rank 1 had ended with code 0",
         culprit_ranks=ranks, culprit_nodes=nodes,
+        culprit_rank_nodes=None if nodes is None else ["n2"],
     )  # fmt: skip
     assert (row["rank"], row["node"]) == (rank, node)
     assert row["headline"] == "rank 1 had ended with code 0"

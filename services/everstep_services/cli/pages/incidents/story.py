@@ -246,7 +246,7 @@ def _who(incident: Record) -> Iterator[str]:
         and incident["culprit_ranks"]
         and (incident["verdict"] or {}).get("cause_kind") not in _GONE
     ):
-        yield "  it had not ended by itself when the round was stopped, as far as is known"
+        yield "  no end of its own is on record: it may have been stopped with its round"
     yield from _slow(incident)
     others = [exit_ for exit_ in incident["exits"] if primary is None or exit_["n"] != primary["n"]]
     if others:
@@ -270,12 +270,18 @@ def _slow(incident: Record) -> Iterator[str]:
         yield f"  and {more} more: everstep stragglers {cell(incident['job'])} --history"
 
 
+def nodes_of_culprits(incident: Record) -> list[str] | None:
+    """The nodes that the verdict names, else those of the ranks that it names."""
+    of_ranks = incident.get("culprit_rank_nodes")  # an older service does not tell
+    return incident["culprit_nodes"] or of_ranks or None
+
+
 def _where(incident: Record) -> str:
     primary = incident["primary"] or {}
     of_rank = ("rank", "node", "step", "section")
     about = incident
     if incident["first_report"]:  # it was about somebody else
-        ranks, nodes = (incident[name] or () for name in ("culprit_ranks", "culprit_nodes"))
+        ranks, nodes = incident["culprit_ranks"] or (), nodes_of_culprits(incident)
         rank, node = (listed(names, _CULPRITS) if names else None for names in (ranks, nodes))
         about = {**incident, **dict.fromkeys(of_rank), "rank": rank, "node": node}
     # A later report, or the verdict, may have explained the first one.

@@ -39,17 +39,17 @@ def verdict_lines(incident: Record) -> Iterator[str]:
     if len(verdict["missing"]) > _SHOWN:
         yield f"  missing: and {len(verdict['missing']) - _SHOWN} more (-o json)"
     yield from _undecided(incident.get("evidence_coverage") or ())
-    yield from _remedy(verdict)
+    yield from _remedy(verdict, incident.get("outcome"))
     yield from _explanation(verdict)
     yield from _earlier(incident, verdict)
     yield from _similar(incident)
 
 
-def _remedy(verdict: Record) -> Iterator[str]:
+def _remedy(verdict: Record, outcome: str | None) -> Iterator[str]:
     if verdict["advice"]:
-        text = advice_text(verdict["advice"], verdict["cause"])
+        text = advice_text(verdict["advice"], verdict["cause"], outcome)
         yield f"  advice: {cell(text)}"
-    if verdict.get("retry"):
+    if verdict.get("retry") and outcome != "recovered":  # then another attempt has succeeded
         yield f"  retry: {cell(retry_text(verdict['retry']))}"
     if not verdict["is_inconclusive"]:
         yield f"  what to do: {_PAGE.format(cell(verdict['cause']).replace('_', '-'))}"

@@ -208,6 +208,11 @@ class Incident(Answer):
     confidence: float | None = Field(description="The confidence of this verdict, 0 to 1.")
     culprit_ranks: list[int] | None = Field(description="The ranks that this verdict names.")
     culprit_nodes: list[str] | None = Field(description="The nodes that it names.")
+    culprit_rank_nodes: list[str] = Field(
+        default=[],
+        description="The nodes on which these ranks ran, which need not be at fault; "
+        "those of the first eight ranks.",
+    )
     fingerprint: str | None = Field(description="A hash that is equal for equal failures.")
     trigger_fact: str | None = Field(description="The id of the first report's fact.")
     opened_fact: str | None

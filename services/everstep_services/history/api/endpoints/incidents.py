@@ -1,5 +1,6 @@
 """`/incidents` and `/actions`: what went wrong, why, and what was done about it."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
@@ -11,7 +12,12 @@ from sqlalchemy import ColumnElement, select
 from everstep.messages.codec import BadMessageError, UnknownMessageError, decode
 from everstep.messages.facts.ranks import RankExited
 from everstep.store import tables
-from everstep.store.incident_story import IncidentStory, incident_story, jobs_of_incident
+from everstep.store.incident_story import (
+    IncidentStory,
+    culprit_rank_nodes,
+    incident_story,
+    jobs_of_incident,
+)
 from everstep.store.queries import Record, SortOrder, incident_fate, is_culprit, shown_incidents
 from everstep.store.times import to_us
 from everstep_services.history.api.context import Context, Ctx, Operator, Reader
@@ -199,7 +205,8 @@ async def _told(context: Context, job: str, incident: str) -> IncidentDetail:
     blobs = [msgspec.json.decode(item["blob"]) for item in story.evidence if item["blob"]]
     copied = await context.kept.copied({blob["id"] for blob in blobs})
     now = context.clock.wall()
-    return _detail(story, shown_evidence(story.evidence, copied, keeps_s, now))
+    nodes = await culprit_rank_nodes(context.database, [story.incident])
+    return _detail(story, nodes, shown_evidence(story.evidence, copied, keeps_s, now))
 
 
 async def _incidents(
@@ -212,7 +219,8 @@ async def _incidents(
         query = query.where(incidents.c.job == job)
     order = SortOrder((incidents.c.first_n,), is_descending=asked.order == "desc")
     listing = await paged(context, query, order, asked, path)
-    items = [Incident(**_incident(row)) for row in listing.rows]
+    nodes = await culprit_rank_nodes(context.database, listing.rows)
+    items = [Incident(**_incident(row, nodes)) for row in listing.rows]
     return PageOf[Incident](items=items, next=listing.next)
 
 
@@ -241,17 +249,21 @@ def _conditions(asked: IncidentFilter) -> list[ColumnElement[bool]]:
     return conditions
 
 
-def _incident(row: Record) -> dict[str, Any]:
+_Nodes = Mapping[tuple[str, str], list[str]]
+
+
+def _incident(row: Record, nodes: _Nodes) -> dict[str, Any]:
     shown = present(row)
     ledger = None if row["closed_fact"] is None else LedgerOut(**shown)
-    return {**shown, **headlines(shown), "ledger": ledger}
+    own = nodes.get((row["job"], row["incident"]), [])
+    return {**shown, **headlines(shown), "ledger": ledger, "culprit_rank_nodes": own}
 
 
-def _detail(story: IncidentStory, evidence: list[EvidenceOut]) -> IncidentDetail:
+def _detail(story: IncidentStory, nodes: _Nodes, evidence: list[EvidenceOut]) -> IncidentDetail:
     row = story.incident
     verdicts = [shown_verdict(verdict) for verdict in story.verdicts]
     return IncidentDetail(
-        **_incident(row),
+        **_incident(row, nodes),
         primary=_primary(story),
         stall=None if story.stall is None else Stall(**present(story.stall)),
         stalls=[Stall(**present(stall)) for stall in story.stalls],
@@ -262,7 +274,7 @@ def _detail(story: IncidentStory, evidence: list[EvidenceOut]) -> IncidentDetail
         ),
         revisions=[verdict for verdict in verdicts if verdict.verdict_fact != row["verdict_fact"]],
         corrections=[CorrectionOut(**present(correction)) for correction in story.corrections],
-        similar=[SimilarIncident(**_incident(item)) for item in story.similar],
+        similar=[SimilarIncident(**_incident(item, {})) for item in story.similar],
         exits=[shown_exit(exit) for exit in story.exits],
         evidence=evidence,
         evidence_coverage=[EvidenceCoverageOut(**asdict(kind)) for kind in _coverage(story)],
