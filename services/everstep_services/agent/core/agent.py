@@ -55,6 +55,9 @@ from everstep_services.agent.core.round_part import (
     RoundPart,
 )
 
+_SHOW_UNHEARD_AFTER_S = 5.0
+"""Another replica of rendezvous takes over earlier."""
+
 AgentState = Literal["joining", "standby", "leaving"] | PartState
 
 
@@ -155,17 +158,15 @@ class Agent:
             self._departure.heard(now)
         if part is None or part.round != tell.round or self._departure is not None:
             return []
-        part.heard()
-        acts: list[Action] = []
+        acts = part.heard(now)
         if tell.event == "rank_stalled" and tell.rank is not None:
-            acts = part.stall_heard(tell.rank, reply, now)
+            acts += part.stall_heard(tell.rank, reply, now)
         if reply.is_current:
             return acts
         if reply.round > tell.round:
-            return self._outlived(part, reply.round)
-        return [
-            AskToJoin()
-        ]  # rendezvous does not know us: its document may be lost, and `join` makes it again
+            return acts + self._outlived(part, reply.round)
+        # rendezvous does not know us: its document may be lost, and `join` makes it again
+        return [*acts, AskToJoin()]
 
     def ordered(self, order: Order, *, is_stale: bool = False) -> list[Action]:
         """Obey an order, unless it is older than the newest round that is known.
@@ -387,11 +388,19 @@ class Agent:
 
     def unheard(self, now: float, reason: str) -> list[Action]:
         """The control plane is silent. An agent whose ranks are over does not wait for ever."""
-        part = self._part
-        code = None if part is None or self._departure is not None else part.unheard(now)
-        if code is None:
+        part, limit_s = self._part, self.limits.unheard_within_s
+        unheard_s = 0.0 if part is None or self._departure is not None else part.unheard(now)
+        if part is None or unheard_s < min(_SHOW_UNHEARD_AFTER_S, limit_s):
             return []
-        waited = f"for {self.limits.unheard_within_s:g} s nobody has answered ({reason})"
+        code = part.unheard_code
+        if unheard_s < limit_s:
+            text = (
+                f"the ranks of this node are over, and nobody answers ({reason}): the agent waits "
+                f"for an answer, for at most {limit_s:g} s, and then exits with {code}"
+            )
+            is_news, part.is_unheard_shown = not part.is_unheard_shown, True
+            return [ShowLine(text, is_warning=True)] if is_news else []
+        waited = f"for {limit_s:g} s nobody has answered ({reason})"
         goodbye = (
             Departure(0, "done", f"every rank exited with 0, and {waited}")
             if code == 0

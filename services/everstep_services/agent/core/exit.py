@@ -98,7 +98,12 @@ class RankExit:
             hint = "; the kernel killed for memory on this host meanwhile"
             return f"was ended by {self.signal}{core}{hint if self.memory == 'host' else ''}"
         if self.code is None:
-            why = f": {self.why_unseen}" if self.why_unseen else ""
+            # read on other nodes, too
+            why = (
+                f": {self.why_unseen}".replace(" this node ", " its node ")
+                if self.why_unseen
+                else ""
+            )
             return f"ended without a known exit code or signal{why}"
         if self.error is not None:
             first = self.error.text.partition("\n")[0][:300]

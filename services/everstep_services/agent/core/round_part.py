@@ -98,6 +98,8 @@ class RoundPart:
     """When the agent heard that nodes will be taken away."""
     unheard_at: float | None = None
     """Since when nobody has answered although the ranks are over."""
+    is_unheard_shown: bool = False
+    """The console tells that the agent waits for an answer."""
     is_asked: bool = False
     """Its ranks were asked to stop after a certain step."""
     stops: dict[int, int] = field(default_factory=dict)
@@ -151,21 +153,28 @@ class RoundPart:
         is_over = self.state == "running" and not self.has_failed and len(left) < len(self._ranks)
         return left if is_over else frozenset()
 
-    def unheard(self, now: float) -> int | None:
-        """Nobody answers, and no rank is at work: the exit code, once that has lasted too long.
+    @property
+    def unheard_code(self) -> int:
+        """The exit code if nobody answers any more.
 
         0 if all that the job needs has succeeded here, 94 where others may need this node.
         """
-        if not (self.has_failed or self.are_gone) or self.state == "stopping":
-            return None
-        self.unheard_at = now if self.unheard_at is None else self.unheard_at
-        if now - self.unheard_at < self.limits.unheard_within_s:
-            return None
         return 0 if self.came_to == "finished" and self.order.slots == 1 else UNHEARD
 
-    def heard(self) -> None:
+    def unheard(self, now: float) -> float:
+        """How long nobody has answered since no rank is at work."""
+        if not (self.has_failed or self.are_gone) or self.state == "stopping":
+            return 0.0
+        self.unheard_at = now if self.unheard_at is None else self.unheard_at
+        return now - self.unheard_at
+
+    def heard(self, now: float) -> list[Action]:
         """The control plane has answered."""
-        self.unheard_at = None
+        since, self.unheard_at = self.unheard_at, None
+        if since is None or not self.is_unheard_shown:
+            return []
+        self.is_unheard_shown = False
+        return [ShowLine(f"rendezvous answers again: the agent had waited for {now - since:.0f} s")]
 
     def leaves(self) -> None:
         """The node leaves: its ranks may save and exit."""

@@ -150,9 +150,10 @@ class RankEvents:
         self._workdir.say(event.reason, is_warning=True)
         if order is not None:
             for rank in range(order.first_rank, order.first_rank + order.ranks):
-                ending = RankExit(why_unseen=event.reason)
-                self._keep_end(order, rank, 0, ending)
-                self._do(self._agent.rank_gone(rank, ending))
+                if self._observers.evidence.fact_of(order.round, rank) is None:
+                    ending = RankExit(why_unseen=event.reason)
+                    self._keep_end(order, rank, 0, ending)
+                    self._fails(order.round, rank, ending, self._agent.rank_gone)
 
     # -- a rank ----------------------------------------------------------------------------------
 

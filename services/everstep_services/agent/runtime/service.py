@@ -363,7 +363,8 @@ class AgentService:
             if not self._bus.connected:
                 self._do(self._agent.unheard(self._clock.now(), "the bus is away"))
                 if not was_away:
-                    self._workdir.say("the bus is away: the ranks run on", is_warning=True)
+                    run_on = ": the ranks run on" if self._agent.live_ranks else ""
+                    self._workdir.say(f"the bus is away{run_on}", is_warning=True)
                 was_away = True
             elif was_away or self._bus.returns != returns:
                 was_away, returns = False, self._bus.returns

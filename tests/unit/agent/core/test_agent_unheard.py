@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 
 from everstep.messages import Reported
-from everstep_services.agent.core.actions import ExitAgent, SendReport, StopRound
+from everstep_services.agent.core.actions import ExitAgent, SendReport, ShowLine, StopRound
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.core.exit import RankExit
 from everstep_services.agent.core.round_part import AgentTimeouts
@@ -31,6 +31,9 @@ def test_ranks_that_are_over_do_not_wait_for_ever_for_an_answer(
 ) -> None:
     agent = over(exits, slots)
     assert agent.unheard(1000, "the bus is away") == []
+    [waits] = agent.unheard(1005, "the bus is away")
+    assert isinstance(waits, ShowLine)
+    assert waits.text.endswith(f"for at most 100 s, and then exits with {code}")
     assert agent.unheard(1099.9, "the bus is away") == []
     [stop] = agent.unheard(1100, "the bus is away")
     is_done = exits == [DONE, DONE]
@@ -44,7 +47,11 @@ def test_ranks_that_are_over_do_not_wait_for_ever_for_an_answer(
 def test_an_answer_begins_the_wait_anew() -> None:
     agent = over([DONE])
     agent.unheard(1000, "away")
-    agent.reported(SendReport(1, "finished", ""), Reported(is_current=True, round=1), now=1050)
+    agent.unheard(1010, "away")
+    told, reply = SendReport(1, "finished", ""), Reported(is_current=True, round=1)
+    again = "rendezvous answers again: the agent had waited for 50 s"
+    assert agent.reported(told, reply, now=1050) == [ShowLine(again)]
+    assert agent.reported(told, reply, now=1051) == []
     assert agent.unheard(1100, "away") == []
     assert agent.unheard(1200, "away") != []
 

@@ -3,16 +3,21 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from everstep.clock import SystemClock
 from everstep.messages import StartRanks
-from everstep_services.agent.core.actions import StopRound, StopWithoutWait
-from everstep_services.agent.ranks.protocol import RankGone, Stopped, WardenEvent
+from everstep_services.agent.core.actions import Action, SendReport, StopRound, StopWithoutWait
+from everstep_services.agent.core.agent import Agent
+from everstep_services.agent.core.exit import WARDEN_ENDED
+from everstep_services.agent.core.round_part import AgentTimeouts
+from everstep_services.agent.ranks.protocol import RankGone, Stopped, WardenEvent, WardenLost
+from everstep_services.agent.runtime.rank_events import RankEvents
 from everstep_services.agent.runtime.rank_runner import RankRunner, WardenClients
-from tests.unit.agent.orders import start
+from tests.unit.agent.orders import start, stop
 from trainer_sdk.wire import ForgeUp
 
 GONE = RankGone(1, 0, 7, 1, None, False, 2.0)
@@ -162,3 +167,48 @@ async def test_they_are_stopped_when_their_time_is_over() -> None:
     async with stopped_within(0.01) as stopping:
         await stopping.over.wait()
     assert stopping.happened == ["RankGone", "stopped"]
+
+
+class Ends:
+    """The record of ends, and what the agent does about them."""
+
+    def __init__(self, recorded: int) -> None:
+        self.recorded = recorded
+        self.kept: list[int] = []
+
+    def fact_of(self, _round: int, rank: int) -> str | None:
+        return "its-end" if rank == self.recorded else None
+
+    def rank_exited(self, _order: StartRanks, rank: int, *_: object) -> None:
+        self.kept.append(rank)
+
+    def step(self, _rank: int) -> None:
+        """No step is known."""
+
+    def say(self, _text: str, *, is_warning: bool) -> None:
+        assert is_warning
+
+
+@pytest.mark.parametrize("is_stopping", [True, False])
+async def test_the_end_of_a_warden_is_reported_although_its_round_is_being_stopped(
+    *, is_stopping: bool
+) -> None:
+    """Other nodes lose their peers at that moment, and may be heard first."""
+    ends, did = Ends(recorded=0), list[Action]()
+    agent = Agent(AgentTimeouts())
+    agent.ordered(start(1, ranks=3))
+    if is_stopping:
+        agent.ordered(stop(1))
+    parts = SimpleNamespace(leaves_children=False, say=ends.say)
+    observers = SimpleNamespace(progress=ends, evidence=ends)
+    wardens = WardenClients(cast("Any", Kept()), cast("Any", None), cast("Any", None))
+    events = RankEvents(
+        wardens, cast("Any", parts), SystemClock(), agent, did.extend, cast("Any", observers)
+    )
+    events._warden_lost(WardenLost(f"{WARDEN_ENDED}it was killed by SIGKILL"))
+    assert ends.kept == [1, 2]
+    assert [it.reason for it in did if isinstance(it, SendReport)] == [
+        f"rank {rank} ended without a known exit code or signal: the warden of its node has ended: "
+        "it was killed by SIGKILL"
+        for rank in (1, 2)
+    ]
