@@ -1,4 +1,4 @@
-"""What analyzers read out of kernel logs, and whose line it is."""
+"""What analyzers read out of kernel logs, and of lost workers: whose line it is."""
 
 import asyncio
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from everstep.evidence.archive import ArchiveMember, pack
 from everstep.messages import BlobRef, EvidencePiece, RankEnd
 from everstep_services.attribution.analyzers.runner import BUILT_IN, AnalyzerRunner
 from everstep_services.attribution.domain.combiner import combine
@@ -138,3 +139,41 @@ async def test_a_kernels_line_counts_though_another_nodes_kernel_has_one_before(
     heard = await AnalyzerRunner(BUILT_IN).run(replace(of, evidence=pieces), fetch, 60.0)
     found = await asyncio.to_thread(combine, of, heard.claims, heard.missing)
     assert (found.cause, found.kind, found.ranks) == ("host", "host_oom", (3,))
+
+
+KILLED = "RuntimeError: DataLoader worker (pid 71) is killed by signal: {}. "
+FOUND_GONE = "DataLoader worker (pid(s) 71) exited unexpectedly"
+
+
+@pytest.mark.parametrize("is_found_gone", [True, False])
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [
+        ("Killed", "worker_killed"), ("Terminated", "worker_killed"), ("Hangup", "worker_killed"),
+        ("User defined signal 1", "worker_killed"), ("Segmentation fault", "segfault"),
+        ("", "worker_killed"),
+    ],
+)  # fmt: skip
+async def test_a_signal_that_ends_a_worker_of_the_loader_is_no_fault_of_the_data(
+    how: str, kind: str, *, is_found_gone: bool
+) -> None:
+    """torch reports the signal, or only that the worker is gone, with the signal as its cause."""
+    cause = KILLED.format(how) if how else "_queue.Empty"
+    trace = f'Traceback (most recent call last):\n  File "/a/train.py", line 8, in step\n{cause}\n'
+    if is_found_gone or not how:
+        link = "The above exception was the direct cause of the following exception:"
+        trace += f"\n{link}\n\n{trace.partition(cause)[0]}RuntimeError: {FOUND_GONE}\n"
+    text = FOUND_GONE if is_found_gone or not how else cause.removeprefix("RuntimeError: ")
+    lost = raised(3, "RuntimeError", text, traceback=trace)
+    of = case(ends=(lost_peer(0), lost))
+    log = {"log": pack([ArchiveMember(3, "txt", trace.encode())], {})}
+    for evidence in ({}, log):
+        found = await judged(of, evidence)
+        assert (found.cause, found.kind, found.ranks) == ("unknown", kind, (3,))
+
+
+async def test_where_a_launcher_ends_all_after_a_failure_a_lost_worker_is_no_cause() -> None:
+    text = KILLED.format("Terminated").removeprefix("RuntimeError: ")
+    ended = raised(2, "RuntimeError", text, after_s=1.0)
+    found = await judged(case(ends=(raised(3, "ValueError", "bad batch"), ended)), {})
+    assert (found.cause, found.ranks) == ("user_code", (3,))

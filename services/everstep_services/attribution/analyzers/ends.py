@@ -17,19 +17,18 @@ from everstep_services.attribution.analyzers.outside import from_outside
 from everstep_services.attribution.analyzers.rank_ends import (
     CONNECTION_ERRORS,
     QUOTED,
-    WORKER_KILLED,
-    WORKER_SIGKILLED,
     as_exit,
     clean,
     fingerprint_of,
     first_ends,
-    has_lost_worker,
     headline,
     interrupted_alone,
     is_consequence,
     is_timeout,
+    kind_of_lost_worker,
     match_in,
     match_of,
+    worker_ended_by,
 )
 from everstep_services.attribution.analyzers.stalls import STILL, ended_by_monitor
 from everstep_services.attribution.domain.claims import (
@@ -98,6 +97,7 @@ _SILENT = (
     "reason before such a call"
 )
 _IN_PROCESS = 0.75
+_OF_WORKER = 0.7
 _OF_MONITOR = frozenset({"SIGTERM", "SIGKILL"})
 _BY_SIGNAL = 128
 """A script that handles a signal exits with this and its number."""
@@ -278,13 +278,14 @@ def _ended_after(roots: Sequence[RankEnd]) -> list[RankEnd]:
 
     Clocks of two nodes tell that only if much time lies between.
     """
-    own = [end for end in roots if _cause_of(end)[0] != "scheduler"]
+    sent = [end for end in roots if "SIGTERM" in {end.signal, worker_ended_by(end)}]
+    own = [end for end in roots if end not in sent and _cause_of(end)[0] != "scheduler"]
 
     def follows(end: RankEnd, other: RankEnd) -> bool:
         least_s = 0.0 if end.node == other.node else _LATER_S
         return (end.at - other.at).total_seconds() > least_s
 
-    return [end for end in roots if end.signal == "SIGTERM" and any(follows(end, it) for it in own)]
+    return [end for end in sent if any(follows(end, it) for it in own)]
 
 
 def _is_own_connection(end: RankEnd) -> bool:
@@ -424,6 +425,9 @@ def _of_signal(end: RankEnd) -> tuple[VerdictCause, str, float, str]:
 def _of_exception(end: RankEnd) -> tuple[VerdictCause, str, float, str]:
     where = f" at {clean(end.place)}" if end.place else ""
     event = f"raised {_text(end)}{where}"
+    if (name := worker_ended_by(end)) and name != "SIGBUS":
+        seen = "" if name in event or name == "unseen" else f" ({name} ended the worker)"
+        return "unknown", kind_of_lost_worker(name), _OF_WORKER, f"{event}{seen}"
     match = match_of(end)
     if end.error_name == "SystemExit" and (known := _of_exit(end)) is not None:
         return known
@@ -453,8 +457,6 @@ def _of_exit(end: RankEnd) -> tuple[VerdictCause, str, float, str] | None:
 
 def _of_known_error(end: RankEnd, match: Match, event: str) -> tuple[VerdictCause, str, float, str]:
     rule = match.rule
-    if has_lost_worker(end) and WORKER_SIGKILLED in end.error_text:
-        return "unknown", WORKER_KILLED, 0.7, event
     if rule.id not in refused_memory.RULES:
         return rule.domain, rule.failure_class, _STRENGTHS[rule.severity], event
     if refused_memory.is_absurd(refused_memory.text_of(end)):

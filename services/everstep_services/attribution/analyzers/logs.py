@@ -12,11 +12,11 @@ from everstep.messages import Case, EvidencePiece, RankEnd
 from everstep.verdict_causes import NODE_CAUSES
 from everstep_services.attribution.analyzers import refused_memory
 from everstep_services.attribution.analyzers.rank_ends import (
-    WORKER_KILLED,
-    WORKER_SIGKILLED,
+    ended_worker_by,
     first_ends,
-    has_lost_worker,
     interrupted_alone,
+    kind_of_lost_worker,
+    worker_ended_by,
 )
 from everstep_services.attribution.domain.claims import GENERAL, WITHOUT_CULPRIT, Claim
 from everstep_services.attribution.incident import Incident
@@ -223,7 +223,7 @@ def _of_process(claim: Claim, node: str, pids: Collection[str], case: Case) -> C
         end
         for end in first_ends(case)
         if end.node == node
-        and (end.signal in signals or end.how == "out_of_memory" or has_lost_worker(end))
+        and (end.signal in signals or end.how == "out_of_memory" or worker_ended_by(end))
     ]
     own = sorted(end.rank for end in ends if not _pids(end).isdisjoint(pids))
     if own:
@@ -239,7 +239,7 @@ def _pids(end: RankEnd) -> set[str]:
     """The process of a rank, and of the worker that it has lost."""
     text = f"{end.error_text} {end.first_error}"
     own = {str(end.pid)} if end.pid else set()
-    return {*own, *(_WORKER.findall(text) if has_lost_worker(end) else ())}
+    return {*own, *(_WORKER.findall(text) if worker_ended_by(end) else ())}
 
 
 def _doubt(ends: int) -> str:
@@ -250,9 +250,10 @@ def _doubt(ends: int) -> str:
 
 def _without_echo(claim: Claim, case: Case) -> Claim:
     """Weaken what only repeats the end of a rank: its signal, or that it was refused memory."""
-    if claim.kind == "data_loader" and WORKER_SIGKILLED in claim.says:
-        claim = replace(claim, cause="unknown", kind=WORKER_KILLED)
     ends = [end for end in first_ends(case) if end.rank in claim.ranks]
+    names = [ended_worker_by(claim.says), *map(worker_ended_by, ends)]
+    if claim.kind == "data_loader" and (name := next(filter(None, reversed(names)), "")):
+        claim = replace(claim, cause="unknown", kind=kind_of_lost_worker(name))
     is_echo = (
         (_ECHO in claim.says and any(end.signal is not None for end in ends))
         or (refused_memory.MEANS in claim.says and any(end.error_name for end in ends))

@@ -19,8 +19,8 @@ from everstep_services.attribution.analyzers import refused_memory
 from everstep_services.attribution.analyzers.ends import left_early, ranks_told
 from everstep_services.attribution.analyzers.rank_ends import (
     first_ends,
-    has_lost_worker,
     is_consequence,
+    worker_ended_by,
 )
 from everstep_services.attribution.analyzers.stalls import stopped_process
 from everstep_services.attribution.domain.claims import Claim
@@ -135,7 +135,7 @@ def _of_killed(piece: EvidencePiece, ends: Sequence[RankEnd], state: _Groups) ->
     The count begins with the group, so it may be old: only a shortage at this moment makes it
     certain. A rank that was counted at its end is reported as such already.
     """
-    workers = [end for end in ends if has_lost_worker(end)]
+    workers = [end for end in ends if worker_ended_by(end) == "SIGKILL"]
     killed = [end for end in ends if end.how == "signal" and end.signal == "SIGKILL"]
     ranks = tuple(sorted(end.rank for end in (*workers, *killed)))
     told = [text for path, files in state.groups.items() if (text := _kills(path, files))]

@@ -1,5 +1,7 @@
 """What the end of a rank shows by its own record: its failure, and whether it followed another."""
 
+import re
+import signal
 from collections import defaultdict
 
 from everstep.messages import Case, ErrorRecord, RankEnd
@@ -13,10 +15,13 @@ QUOTED = 240
 CONNECTION_ERRORS = frozenset(
     {"BrokenPipeError", "ConnectionAbortedError", "ConnectionRefusedError", "ConnectionResetError"}
 )
-_LOADER_KILLED = ("DataLoader worker", "killed by signal")
-WORKER_SIGKILLED = "killed by signal: Killed"
-"""How torch reports SIGKILL: memory was short, or somebody sent it; data never leads to it."""
+_LOST_WORKER = re.compile(
+    r"DataLoader worker \(pid(?:\(s\))? [^)]{1,200}\) "
+    r"(?:is killed by signal: (?P<how>[\w -]{1,40})|exited unexpectedly(?! with))"
+)
+_NUMBERS = {signal.strsignal(number): number.name for number in signal.Signals}
 WORKER_KILLED = "worker_killed"
+"""Memory was short, somebody sent the signal, or native code failed."""
 _UNCAUGHT = "terminate called"
 """Native code aborts a process with these words and the text of its error."""
 _GUESSES = frozenset({"aborted", "torn_write"})
@@ -60,16 +65,32 @@ def is_consequence(end: RankEnd) -> bool:
     """Whether, by its own words, it ended because another rank was gone."""
     if end.error_name in CONNECTION_ERRORS and "/multiprocessing/" in end.traceback:
         return False  # it has lost a process of its own, such as a worker of its data loader
+    if worker_ended_by(end):
+        return False
     match = match_of(end)
     if match is not None and match.rule.role == "root" and end.first_error.startswith(_UNCAUGHT):
         return False
     return as_exit(end).is_secondary or (match is not None and match.rule.role == "cascade")
 
 
-def has_lost_worker(end: RankEnd) -> bool:
-    """Whether torch reports that a worker of its data loader was killed."""
-    text = f"{end.error_text} {end.first_error}"
-    return all(word in text for word in _LOADER_KILLED)
+def worker_ended_by(end: RankEnd) -> str:
+    """What ended a worker of its data loader, as `ended_worker_by`."""
+    return ended_worker_by(f"{end.error_text} {end.first_error} {end.traceback}")
+
+
+def ended_worker_by(text: str) -> str:
+    """The signal that ended a worker of the data loader, as torch reports it.
+
+    `unseen` if torch has only found that the worker was gone; empty if it reports neither.
+    """
+    lost = list(_LOST_WORKER.finditer(text))
+    how = next((match["how"].strip() for match in lost if match["how"]), "")
+    return _NUMBERS.get(how, how) or ("unseen" if lost else "")
+
+
+def kind_of_lost_worker(name: str) -> str:
+    """The kind of such an end; its cause is unknown: data alone lets no signal end a worker."""
+    return "segfault" if name == "SIGSEGV" else WORKER_KILLED
 
 
 def is_timeout(end: RankEnd) -> bool:

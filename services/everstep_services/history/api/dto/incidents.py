@@ -23,7 +23,7 @@ _OPEN = {
     "bus_error": "SIGBUS: a mapped file was cut short, memory is broken, or a process sent it",
     "signal": "ended by a signal, and nobody on record sent it",
     "unseen": "nobody saw how it ended",
-    "worker_killed": "SIGKILL ended a worker of the data loader: memory, or somebody sent it",
+    "worker_killed": "a signal ended a worker of the data loader: memory, or somebody sent it",
     "warden_ended": "a warden ended, and its ranks with it",
     "lost_by_all": "all others ended as ranks do that lost another, and it alone had not ended",
     "stopped_first": "it stopped before all others",
