@@ -1,7 +1,10 @@
 """Real databases: SQLite in a file, and a PostgreSQL of our own, each test in a fresh one."""
 
+import asyncio
 import importlib
 import os
+import secrets
+import shutil
 import tempfile
 import uuid
 import warnings
@@ -18,8 +21,10 @@ import pytest
 from starlette.types import ASGIApp
 
 from everstep.clock import Clock, SystemClock
+from everstep.ids import new_id
 from everstep.messages import Fact
 from everstep.store import database as database_module
+from everstep.store import tables
 from everstep.store.database import Database, StoreLimits, open_database
 from everstep.store.log import FactLog
 from everstep.store.queries import log_head
@@ -81,14 +86,42 @@ def postgres(worker_id: str) -> Iterator[Any]:
     server.cleanup()
 
 
+@pytest.fixture(scope="session")
+def postgres_schema(postgres: Any) -> str:
+    """The name of a database with the schema, which others are copies of."""
+    postgres.psql("CREATE DATABASE with_schema STRATEGY file_copy")
+    asyncio.run(_give_schema(_postgres_url(postgres, "with_schema")))
+    return "with_schema"
+
+
 @pytest.fixture
-def postgres_url(postgres: Any) -> Iterator[str]:
-    """An empty database of the test's own."""
+def postgres_url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A database of the test's own: empty, unless the test uses `database`."""
+    has_schema = "database" in request.fixturenames
+    template = request.getfixturevalue("postgres_schema") if has_schema else "template1"
     name = f"t{uuid.uuid4().hex}"
-    postgres.psql(f"CREATE DATABASE {name}")
-    socket = parse_qs(urlsplit(postgres.get_uri()).query)["host"][0]
-    yield f"postgresql://postgres@/{name}?host={socket}"
+    # The usual strategy writes the copy twice: three times the work.
+    postgres.psql(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy")
+    yield _postgres_url(postgres, name)
     postgres.psql(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def _postgres_url(server: Any, name: str) -> str:
+    socket = parse_qs(urlsplit(server.get_uri()).query)["host"][0]
+    return f"postgresql://postgres@/{name}?host={socket}"
+
+
+async def _give_schema(url: str) -> None:
+    async with open_database(url) as database:
+        await upgrade(database)
+
+
+@pytest.fixture(scope="session")
+def sqlite_schema(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with the schema, which others are copies of."""
+    path = tmp_path_factory.mktemp("schema") / "history.db"
+    asyncio.run(_give_schema(f"sqlite:///{path}"))
+    return path
 
 
 @pytest.fixture
@@ -113,10 +146,14 @@ def run_sql(request: pytest.FixtureRequest) -> Callable[[str], None]:
 
 
 @pytest.fixture
-async def database(database_url: str) -> AsyncIterator[Database]:
+async def database(database_url: str, sqlite_schema: Path) -> AsyncIterator[Database]:
     """With its schema, and nothing in it."""
+    if database_url.startswith("sqlite"):
+        shutil.copyfile(sqlite_schema, database_url.removeprefix("sqlite:///"))
     async with open_database(database_url) as opened:
-        await upgrade(opened)
+        async with opened.write() as connection:  # a copy is a database of its own
+            own = {"epoch": new_id()[12:24], "secret": secrets.token_hex(32)}
+            await connection.execute(tables.meta.update().values(own))
         yield opened
 
 

@@ -16,7 +16,7 @@ from everstep.store.database import Database
 from everstep.store.errors import SchemaTooNewError
 from everstep.store.projected.changes import Changes, LoggedFact
 from everstep.store.projected.registry import VERSION
-from everstep.store.upserts import Insert, Row, Upsert
+from everstep.store.upserts import Insert, Row, upserts
 
 log = logging.getLogger(__name__)
 
@@ -74,10 +74,7 @@ class FactLog:
         self._fold = fold
         self._unprojected = 0
         self._insert = Insert(tables.facts, database.dialect)
-        self._upserts = {
-            shape: Upsert(shape, table, database.dialect)
-            for shape, table in tables.projected.items()
-        }
+        self._upserts = upserts(type(database.dialect))  # type: ignore[arg-type]  # a class has a hash
 
     async def append(
         self,

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from sqlalchemy import ColumnElement, Table, bindparam, case, func, literal_column, or_
@@ -10,6 +11,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
+from everstep.store import tables
 from everstep.store.projected.changes import Column, Key, MergeRule, ProjectedTable, Type, Value
 
 Row = tuple[Any, ...]
@@ -17,7 +19,7 @@ Columns = ReadOnlyColumnCollection[str, Any]
 
 
 _PLANS = 256
-"""How many combinations of columns get a statement of their own."""
+"""How many combinations of columns of a table get a statement of their own."""
 
 
 _LONGEST: Mapping[Type, int] = {"text": 8192, "json": 65_536}
@@ -60,7 +62,6 @@ class Upsert:
         self._table = table
         self._dialect = dialect
         self._plans: dict[frozenset[str], _Plan] = {}
-        self._every = self._plan(frozenset(shape.columns))
 
     async def run(
         self, connection: AsyncConnection, changes: Mapping[Key, Mapping[str, Value]]
@@ -79,10 +80,10 @@ class Upsert:
             await connection.exec_driver_sql(plan.sql, bounded(rows, plan.longest))
 
     def _plan(self, names: frozenset[str]) -> _Plan:
+        if names not in self._plans and len(self._plans) >= _PLANS:
+            names = frozenset(self._shape.columns)
         plan = self._plans.get(names)
         if plan is None:
-            if len(self._plans) == _PLANS:
-                return self._every
             columns = [name for name in self._shape.columns if name in names]
             types = [*self._shape.key.values(), *(self._shape.columns[n].type for n in columns)]
             longest = {i: _LONGEST[t] for i, t in enumerate(types) if t in _LONGEST}
@@ -97,6 +98,13 @@ class Upsert:
         }
         insert = insert.on_conflict_do_update(index_elements=list(self._shape.key), set_=rules)
         return _compiled(insert, [*self._shape.key, *columns], self._dialect)
+
+
+@cache
+def upserts(dialect: type[Dialect]) -> Mapping[ProjectedTable, Upsert]:
+    """One for each projected table; all logs of a process share their statements."""
+    of = dialect()
+    return {shape: Upsert(shape, table, of) for shape, table in tables.projected.items()}
 
 
 def bounded(rows: list[Row], longest: Mapping[int, int]) -> list[Row]:
