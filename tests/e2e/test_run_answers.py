@@ -1,9 +1,10 @@
 """After `everstep run`, and while it writes, commands answer from the record on disk."""
 
+import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,28 @@ print("rank", os.environ["RANK"], "runs")
 while not os.path.exists(sys.argv[1]):
     time.sleep(0.05)
 """
+ASKED = """import contextlib, io, json, sys
+from everstep_services.cli.__main__ import main
+
+for words in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(words)
+    print(json.dumps([code, out.getvalue(), err.getvalue()]))
+"""
+"""Commands one after the other in a process, whose imports are those of all."""
+ANSWERS = {
+    ("jobs",): "first\tdone\t2\t1",
+    ("why",): "ValueError: expected 8 classes, found 9",
+    ("why", "first"): "verdict: user_code",
+    ("incidents",): "\tfirst\t",
+    ("job", "show", "first"): "first: done (exit code 0)",
+    ("nodes",): "\tfirst\t",
+    ("facts", "--kind", "job_ended"): "\tjob_ended\t",
+    ("ckpt", "ls", "first"): "",
+    ("stragglers", "first"): "",
+    ("incident", "report", "first"): "ValueError",
+}
 RIGHTS = "-dac_override,-dac_read_search,-fowner"
 """Without them root, too, may only do what the modes of files allow."""
 
@@ -39,7 +62,15 @@ class Run:
 
     def ask(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command as a user who may not write to the state directory."""
-        command = python("-m", "everstep_services.cli", *words)
+        return self._asked(python("-m", "everstep_services.cli", *words))
+
+    def ask_all(self, *commands: Sequence[str]) -> Iterator[tuple[int, str, str]]:
+        """Run commands as that user; the code and the output of each."""
+        done = self._asked(python("-c", ASKED, json.dumps(commands)))
+        assert done.returncode == 0, done.stderr
+        return map(tuple, map(json.loads, done.stdout.splitlines()))
+
+    def _asked(self, command: list[str]) -> subprocess.CompletedProcess[str]:
         if os.geteuid() == 0:
             command = ["setpriv", f"--bounding-set={RIGHTS}", *command]
         return subprocess.run(
@@ -90,22 +121,11 @@ def test_answers_come_from_the_record_when_nothing_runs_any_more(run: Run) -> No
     assert run.process.wait() == 0, run.process.said
     _set_modes(run.state, 0o500, 0o400)
     before = run.files()
-    for words, text in (
-        (("jobs",), "first\tdone\t2\t1"),
-        (("why",), "ValueError: expected 8 classes, found 9"),
-        (("why", "first"), "verdict: user_code"),
-        (("incidents",), "\tfirst\t"),
-        (("job", "show", "first"), "first: done (exit code 0)"),
-        (("nodes",), "\tfirst\t"),
-        (("facts", "--kind", "job_ended"), "\tjob_ended\t"),
-        (("ckpt", "ls", "first"), ""),
-        (("stragglers", "first"), ""),
-        (("incident", "report", "first"), "ValueError"),
-    ):
-        done = run.ask(*words)
-        assert done.returncode == Exit.OK, (words, done.stderr)
-        assert text in done.stdout, (words, done.stdout)
-        assert done.stderr.count("this is the record on disk, last written") == 1, done.stderr
+    answers = run.ask_all(*ANSWERS)
+    for (words, text), (code, out, err) in zip(ANSWERS.items(), answers, strict=True):
+        assert code == Exit.OK, (words, err)
+        assert text in out, (words, out)
+        assert err.count("this is the record on disk, last written") == 1, err
     assert "rank 0 runs" in run.ask("logs", "first").stdout
     assert run.files() == before
 

@@ -28,25 +28,6 @@ def standing_by(cluster: Cluster, number: int) -> str:
     return spare
 
 
-def test_a_spare_takes_the_slot_of_a_lost_node_and_no_other_moves(cluster: Cluster) -> None:
-    """The survivors and the spare form the next round (A2.1)."""
-    agents = three(cluster)
-    before, spare = cluster.members(1), standing_by(cluster, 1)
-    agents[before[1]].kill_node()
-    cluster.until_stepping(2)
-    assert cluster.members(2) == {0: before[0], 1: spare}
-    lost = cluster.until_facts("node_lost")
-    assert [body["node"] for body in lost] == [before[1]], "it is on record as lost, once"
-    cluster.finish()
-    cluster.until_done()
-    (incident,) = cluster.incidents()
-    assert incident["outcome"] == "recovered"
-    formed = cluster.facts("round_formed")[1]
-    assert [(one["slot"], one["node"], one["was"]) for one in formed["replaced"]] == [
-        (1, spare, before[1])
-    ]
-
-
 def test_the_first_agent_is_as_dispensable_as_any(cluster: Cluster) -> None:
     """Its node goes on without it for no longer than its warden needs (A2.1)."""
     agents = three(cluster)

@@ -17,8 +17,8 @@ from tests.waiting import until
 
 NODES = ("node-1", "node-2", "node-3")
 LOST_AFTER = {
-    "EVERSTEP_HEALTH__SILENCE_LIMIT_S": "15",
-    "EVERSTEP_HEALTH__HAILED_LIMIT_S": "15",
+    "EVERSTEP_HEALTH__SILENCE_LIMIT_S": "8",
+    "EVERSTEP_HEALTH__HAILED_LIMIT_S": "8",
     "EVERSTEP_HEALTH__ALL_SILENT_LIMIT_S": "60",
 }
 """Only silence tells that a node is cut off; but others may be silent for a while, too."""

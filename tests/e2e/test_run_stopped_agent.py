@@ -12,6 +12,7 @@ from tests.e2e.cluster import Cluster
 from tests.e2e.conftest import NewCluster
 from tests.e2e.control_planes import PATIENT, Up, running_up
 from tests.e2e.operators import ask
+from tests.e2e.test_run_nodes import standing_by, three
 from tests.waiting import until
 
 LIMIT_S = 5
@@ -103,6 +104,26 @@ def test_a_node_of_which_nothing_lives_is_lost_while_nobody_steps(impatient: Clu
     impatient.until_stepping(2)
     impatient.finish()
     impatient.until_done()
+
+
+def test_a_spare_takes_the_slot_of_a_lost_node_and_no_other_moves(impatient: Cluster) -> None:
+    """The survivors and the spare form the next round (A2.1)."""
+    cluster = impatient  # nobody waits for the lost node: only its silence tells
+    agents = three(cluster)
+    before, spare = cluster.members(1), standing_by(cluster, 1)
+    agents[before[1]].kill_node()
+    cluster.until_stepping(2)
+    assert cluster.members(2) == {0: before[0], 1: spare}
+    lost = cluster.until_facts("node_lost")
+    assert [body["node"] for body in lost] == [before[1]], "it is on record as lost, once"
+    cluster.finish()
+    cluster.until_done()
+    (incident,) = cluster.incidents()
+    assert incident["outcome"] == "recovered"
+    formed = cluster.facts("round_formed")[1]
+    assert [(one["slot"], one["node"], one["was"]) for one in formed["replaced"]] == [
+        (1, spare, before[1])
+    ]
 
 
 @pytest.mark.chaos

@@ -21,7 +21,7 @@ from trainer_sdk.wire import Injected
 
 pytestmark = pytest.mark.timeout(180)
 MB = 1 << 20
-LONG_S = 12.0
+LONG_S = 5.0
 """So that every watcher sees it, even if nothing runs for seconds."""
 ROOT = Path(__file__).parents[3]
 

@@ -24,9 +24,9 @@ from tests.integration.bus.facts import ended, numbers
 from tests.integration.bus.servers import granted, refused
 from tests.waiting import WITHIN_S, until_async
 
-LEFT_S = 12
+LEFT_S = 6
 """Of a login that is due to be renewed: a machine may stand for some seconds before it is."""
-VALID_S = 24
+VALID_S = 12
 """It is renewed when at most 0.6 of it have passed."""
 QUICK = {"reconnect_jitter_s": 0.05, "reconnect_wait_s": 0.05, "connect_within_s": WITHIN_S}
 

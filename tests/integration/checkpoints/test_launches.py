@@ -45,12 +45,11 @@ def test_a_second_launch_does_not_mix_with_one_that_saves(launch: Launch, tmp_pa
     root = tmp_path / "root"
     first = launch(root, 1)
     assert heard(first).startswith("committed")
-    second = launch(root, 2)
+    second, elsewhere = launch(root, 2), launch(tmp_path / "other", 2)
     said = heard(second)
     assert said.startswith("failed")
     assert f"{root} is being saved to by process {first.pid} on " in said
     assert not (root / "step-000000002").exists()
-    elsewhere = launch(tmp_path / "other", 2)
     assert heard(elsewhere).startswith("committed")
 
 

@@ -49,6 +49,12 @@ class Listener:
         fields = (line.partition(":") for line in text.decode().splitlines())
         return {name: value.strip() for name, _, value in fields}
 
+    def forget(self) -> None:
+        """Whatever has been sent."""
+        self._rest = b""
+        while not self.sent.empty():
+            self.sent.get_nowait()
+
     async def facts(self, count: int) -> list[str]:
         """The ids of the next facts."""
         found: list[str] = []

@@ -175,9 +175,11 @@ async def test_a_stream_goes_on_with_the_next_round(logs: Api, query: str, follo
 
 
 async def test_a_stream_waits_for_a_bus_that_is_away(logs: Api) -> None:
+    await logs.open(keep_alive_s=0.5)
     async with listening(logs, await logs.token(), "rank=0", path=STREAM) as stream:
         await heard(stream, 5)
         await logs.bus._server.set_up(False)
+        stream.forget()
         await stream.block()  # it is alive
         await logs.bus._server.set_up(True)
         await logs.bus.rank_logs.put(_piece(3, 0, 5, "step 5\n"))

@@ -22,7 +22,7 @@ from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.agent.probes.verdicts import NodeExamination
 from tests.waiting import turns, until_async
 
-HANGS_AFTER_S = 10.0
+HANGS_AFTER_S = 4.0
 ENOUGH_S = 30.0
 
 

@@ -287,7 +287,7 @@ async def test_a_cancelled_query_leaves_the_database_usable(database_url: str) -
     endless = text(
         "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
     )
-    limits = StoreLimits(readers=1, read_within_s=10)
+    limits = StoreLimits(readers=1, read_within_s=3)
     async with open_database(database_url, limits=limits) as database:
         await upgrade(database)
         with pytest.raises(TimeoutError):
