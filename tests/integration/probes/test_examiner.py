@@ -9,14 +9,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from everstep.messages import CheckResult
-from everstep_services.agent.probes.runner import child
-from everstep_services.agent.probes.runner.examiner import ChecksProcess, NodeExaminer
+from everstep_services.agent.probes.runner import child, process
+from everstep_services.agent.probes.runner.examiner import NodeExaminer
 from everstep_services.agent.probes.runner.protocol import Request, encode
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.agent.probes.verdicts import NodeExamination
@@ -198,25 +200,25 @@ async def test_cancelled_while_its_process_starts_it_leaves_no_process_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The agent ends while a thread starts the process."""
-    loop, begin = asyncio.get_running_loop(), ChecksProcess.begin
+    loop, begin = asyncio.get_running_loop(), process._begin
     begun, cancelled = asyncio.Event(), threading.Event()
-    started: list[ChecksProcess] = []
+    started: list[subprocess.Popen[bytes]] = []
 
-    def begin_late(request: Request) -> ChecksProcess:
+    def begin_late(environ: Mapping[str, str] | None) -> tuple[Any, Any]:
         loop.call_soon_threadsafe(begun.set)
         cancelled.wait(ENOUGH_S)
-        started.append(begin(request))
-        return started[0]
+        begins = begin(environ)
+        started.append(begins[0])
+        return begins
 
-    monkeypatch.setattr(ChecksProcess, "begin", begin_late)
+    monkeypatch.setattr(process, "_begin", begin_late)
     async with asyncio.TaskGroup() as tasks:
         examining = tasks.create_task(NodeExaminer(ChecksSettings()).examine(["host"], "join"))
         await begun.wait()
         examining.cancel()
         await turns(3)
         cancelled.set()
-    (process,) = started
-    assert process.last_words.startswith("killed by SIGKILL")
+    assert [it.poll() for it in started] == [-signal.SIGKILL]
 
 
 async def test_when_the_asking_process_is_killed_the_checks_end(tmp_path: Path) -> None:
@@ -249,12 +251,12 @@ async def test_a_process_that_nobody_hears_leaves_no_check_behind(tmp_path: Path
         names=("site:hung", "site:gated"), settings=settings, notes=None,
         until=time.monotonic() + 600, root=tmp_path, own_pids=(),
     )  # fmt: skip
-    process = await asyncio.create_subprocess_exec(
+    checks = await asyncio.create_subprocess_exec(
         sys.executable, "-m", child.__name__,
         stdin=subprocess.PIPE, stdout=(ends := os.pipe())[1], process_group=0,
     )  # fmt: skip
-    assert process.stdin is not None
-    process.stdin.write(encode(request))
+    assert checks.stdin is not None
+    checks.stdin.write(encode(request))
 
     async def running() -> bool:
         return len((tmp_path / "pids").read_text().split()) == 3
@@ -264,9 +266,9 @@ async def test_a_process_that_nobody_hears_leaves_no_check_behind(tmp_path: Path
         os.close(end)
     await asyncio.to_thread(gate.write_text, "go\n")  # its result finds no reader
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(process.wait(), 2.0)
-    process.stdin.close()
-    assert await process.wait() == -signal.SIGKILL
+        await asyncio.wait_for(checks.wait(), 2.0)
+    checks.stdin.close()
+    assert await checks.wait() == -signal.SIGKILL
     await all_gone(tmp_path, 3)
 
 

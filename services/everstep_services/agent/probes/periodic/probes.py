@@ -12,7 +12,8 @@ from everstep.clock import Clock
 from everstep.messages import CheckResult, Fact, NodeBeat, ProbeBeat, RunChecks
 from everstep_services.agent.probes.periodic.history import ProbeChange, ProbeHistory
 from everstep_services.agent.probes.periodic.schedule import ProbeSchedule
-from everstep_services.agent.probes.periodic.workers import ProbeRun, ProbeWorkers
+from everstep_services.agent.probes.periodic.workers import ProbeWorkers
+from everstep_services.agent.probes.runner.process import ProbeRun
 from everstep_services.agent.probes.settings import ChecksSettings, ProbeSettings
 from everstep_services.agent.probes.verdicts import state_of
 from everstep_services.agent.telemetry.facts import AgentFacts

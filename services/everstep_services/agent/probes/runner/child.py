@@ -1,7 +1,9 @@
 """The process in which checks run: it may hang, crash or be killed without harm to others."""
 
+import contextlib
 import os
 import queue
+import resource
 import signal
 import sys
 import threading
@@ -24,6 +26,7 @@ from everstep_services.agent.probes.runner.protocol import (
     CheckFound,
     ChecksDone,
     Line,
+    ProcessReady,
     Request,
     decode_request,
     encode,
@@ -33,6 +36,9 @@ from everstep_services.agent.ranks import process_tree
 _REASON_MOST = 1024
 _NOTES_WITHIN_S = 1.0
 _CONTROL = dict.fromkeys((*range(32), *range(127, 160)), " ")
+BESIDE_RANKS = "--beside-ranks"
+_NICE = 19
+_BROADCAST = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class CheckRunner:
@@ -162,44 +168,112 @@ def notes_of(request: Request) -> tuple[Notes, str]:
             return {}, f"{path} could not be read within {_NOTES_WITHIN_S:g} s"
 
 
-def _end_with(parent: BinaryIO) -> None:
-    """Kill what the checks have started, and this group, when nobody reads its output any more."""
-    parent.read()
-    process_tree.clean_up()
-    if os.getpgid(0) == os.getpid():
-        os.killpg(0, signal.SIGKILL)
+class Requests:
+    """Runs one request after the other, and leaves no process of a run behind."""
 
+    def __init__(self, send: Callable[[Line], None]) -> None:
+        self._send = send
+        self._cpu_s = 0.0
+        """The processor time that was reported."""
 
-def main() -> None:
-    """Obey the first line of stdin; then wait to be killed, or for the parent's end.
+    def ready(self) -> None:
+        """Report that this process can run checks."""
+        self._cpu_s = _spent_s()
+        self._send(ProcessReady(cpu_s=round(self._cpu_s, 4)))
 
-    Daemons that programs of the site leave behind, in sessions of their own, end with the checks.
-    """
-    process_tree.become_subreaper()
-    with os.fdopen(os.dup(1), "wb", buffering=0) as out:
-        os.dup2(2, 1)  # the output of a library must not mix with our lines
-        request = decode_request(sys.stdin.buffer.readline())
-        leash = threading.Thread(target=_end_with, args=(sys.stdin.buffer,), daemon=True)
-        leash.start()
-
-        def tell(line: Line) -> None:
-            try:
-                out.write(encode(line))
-            except BrokenPipeError:
-                leash.join()  # it first kills what runs: if we left now, that would run on
-
+    def run(self, request: Request) -> None:
+        """Run the checks of a request, and report their processor time at the end."""
+        if left := process_tree.descendants(os.getpid()):
+            # A process in the kernel's hands cannot be killed: one of them is enough.
+            reason = f"the last run of a probe has not ended: process {min(left)} cannot be killed"
+            for name in request.names:
+                self._send(CheckFound(check=name, result=_unknown(name, reason)))
+                self._send(CheckEnded(check=name))
+            self._done("")
+            return
         notes, trouble = notes_of(request)
         checks = CheckRunner(request, notes)
         for line in checks.lines():
-            tell(line)
-        if request.notes is not None:
+            self._send(line)
+        if request.notes is not None and checks.changed:
             try:
                 kept.keep(request.notes, checks.changed)
             except NotesLostError as error:
                 trouble = str(error)
         process_tree.clean_up()
-        tell(ChecksDone(trouble=trouble))
-        leash.join()
+        self._done(trouble)
+
+    def _done(self, trouble: str) -> None:
+        spent_s = _spent_s()
+        self._send(ChecksDone(trouble=trouble, cpu_s=round(spent_s - self._cpu_s, 4)))
+        self._cpu_s = spent_s
+
+
+def _spent_s() -> float:
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
+def _yield_to_ranks() -> None:
+    """Get processor time after ranks only, and be the first that a lack of memory ends."""
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
+    with (
+        contextlib.suppress(OSError),
+        open("/proc/self/oom_score_adj", "w", encoding="utf-8") as file,
+    ):
+        file.write("1000")
+
+
+def _pass_over(_number: int, _frame: object) -> None:
+    """A signal to every process of a step is for the agent; its end closes our stdin."""
+
+
+def _outlive_broadcasts() -> None:
+    """Stay when a scheduler signals every process. Programs of the site still end by signals.
+
+    A handler, unlike an ignored signal, is not inherited by the programs that a probe starts.
+    """
+    for number in _BROADCAST:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _pass_over)
+
+
+def _read(requests: BinaryIO, asked: "queue.SimpleQueue[Request]") -> None:
+    """Pass requests on; end this process and all that it has started with its agent."""
+    for line in requests:
+        asked.put(decode_request(line))
+    process_tree.clean_up()
+    if os.getpgid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
+
+
+def main() -> None:
+    """Run requests from stdin until it is closed; with `BESIDE_RANKS`, without harm to ranks.
+
+    Daemons that programs of the site leave behind, in sessions of their own, end with the checks.
+    """
+    if sys.argv[1:] == [BESIDE_RANKS]:
+        _outlive_broadcasts()
+        _yield_to_ranks()
+    process_tree.become_subreaper()
+    with os.fdopen(os.dup(1), "wb", buffering=0) as out:
+        os.dup2(2, 1)  # the output of a library must not mix with our lines
+        asked: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        reader = threading.Thread(target=_read, args=(sys.stdin.buffer, asked), daemon=True)
+        reader.start()
+
+        def tell(line: Line) -> None:
+            try:
+                out.write(encode(line))
+            except BrokenPipeError:
+                reader.join()  # it first kills what runs, then this process
+
+        requests = Requests(tell)
+        requests.ready()
+        while True:
+            requests.run(asked.get())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The messages between an examiner and its child process: lines of JSON."""
+"""The messages between the agent and a process in which checks run: lines of JSON."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from everstep_services.agent.probes.settings import ChecksSettings
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """The request to the child; the first line that it reads."""
+    """A request to the child: one line."""
 
     names: tuple[str, ...]
     settings: ChecksSettings
@@ -26,6 +26,13 @@ class ChildLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omi
     """A line of the child."""
 
     check: str = ""
+
+
+class ProcessReady(ChildLine, frozen=True, kw_only=True, tag="ready"):
+    """The process can run checks."""
+
+    cpu_s: float
+    """The processor time of its start."""
 
 
 class CheckBegan(ChildLine, frozen=True, kw_only=True, tag="began"):
@@ -48,10 +55,10 @@ class ChecksDone(ChildLine, frozen=True, kw_only=True, tag="done"):
     trouble: str = ""
     """Why notes were lost, if they were."""
     cpu_s: float = 0.0
-    """The processor time of a probe, with everything that it has started."""
+    """The processor time of these checks, with everything that they have started."""
 
 
-Line = CheckBegan | CheckFound | CheckEnded | ChecksDone
+Line = ProcessReady | CheckBegan | CheckFound | CheckEnded | ChecksDone
 
 
 def encode(value: Request | Line) -> bytes:

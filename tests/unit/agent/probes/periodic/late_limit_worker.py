@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from everstep_services.agent.probes.periodic import worker
+from everstep_services.agent.probes.runner import child
 from everstep_services.agent.probes.runner.child import CheckRunner
 from everstep_services.agent.probes.runner.protocol import CheckBegan, Line
 
@@ -33,5 +33,5 @@ class LateLimit(CheckRunner):
 
 
 if __name__ == "__main__":
-    setattr(worker, CheckRunner.__name__, LateLimit)
-    worker.main()
+    setattr(child, CheckRunner.__name__, LateLimit)
+    child.main()

@@ -7,7 +7,7 @@ import pytest
 
 from everstep.messages import CheckResult, Fact, NodeBeat, NodeCheckFinished
 from everstep_services.agent.probes.periodic.probes import PeriodicProbes
-from everstep_services.agent.probes.periodic.workers import ProbeRun
+from everstep_services.agent.probes.runner.process import ProbeRun
 from everstep_services.agent.probes.settings import ChecksSettings, ProbeSettings
 from everstep_services.agent.telemetry.facts import AgentFacts
 from tests.fakes.clock import FakeClock

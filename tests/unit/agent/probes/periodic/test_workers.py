@@ -4,20 +4,19 @@ import asyncio
 import os
 import signal
 import stat
-import subprocess
-import threading
 from collections.abc import AsyncGenerator
 from operator import not_
 from pathlib import Path
 
 import pytest
 
-from everstep_services.agent.probes.periodic import workers as module
-from everstep_services.agent.probes.periodic.workers import ProbeRun, ProbeWorkers
+from everstep_services.agent.probes.periodic.workers import ProbeWorkers
+from everstep_services.agent.probes.runner import process as module
+from everstep_services.agent.probes.runner.process import ProbeRun
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.agent.ranks import process_tree
 from tests.unit.agent.probes.periodic import late_limit_worker
-from tests.waiting import turns, until_async
+from tests.waiting import until_async
 
 ROOT = Path(__file__).parents[5]
 WITHIN_S = 60.0
@@ -77,7 +76,7 @@ def _workers() -> set[int]:
     return {
         pid
         for pid in process_tree.children(os.getpid())
-        if "periodic.worker" in process_tree.command(pid)
+        if "runner.child" in process_tree.command(pid)
     }
 
 
@@ -117,7 +116,7 @@ async def test_a_probe_that_hangs_is_unknown_and_its_processes_are_gone(
         f"setsid sleep 1000 & echo $! > {pids}; : > {started}; exec sleep 1000",
     )  # fmt: skip
     with monkeypatch.context() as patched:
-        patched.setattr(module, "worker_module", late_limit_worker)
+        patched.setattr(module, "_PROGRAM", late_limit_worker.__name__)
         patched.setenv("PYTHONPATH", str(ROOT))
         patched.setenv(late_limit_worker.STARTED, str(started))
         run = await site.run(hangs)
@@ -227,29 +226,3 @@ async def test_a_signal_to_every_process_costs_a_running_probe_one_unknown_resul
     assert {result.state for result in run.results} == {"unknown"}
     assert state(await site.run(probe)) == "ok"
     assert await workers() == {pid}
-
-
-async def test_a_start_that_is_cancelled_leaves_no_process(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The agent ends while a thread starts the process."""
-    fine = await asyncio.to_thread(site.check, "fine", "exit 0")
-    loop, begin = asyncio.get_running_loop(), module._begin
-    begun, cancelled = asyncio.Event(), threading.Event()
-    started: list[subprocess.Popen[bytes]] = []
-
-    def begin_late() -> "subprocess.Popen[bytes]":
-        loop.call_soon_threadsafe(begun.set)
-        cancelled.wait(WITHIN_S)
-        started.append(begin())
-        return started[0]
-
-    monkeypatch.setattr(module, "_begin", begin_late)
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(site.run(fine))
-        await begun.wait()
-        running.cancel()
-        await turns(3)
-        cancelled.set()
-    (process,) = started
-    assert process.poll() == -signal.SIGKILL
