@@ -26,12 +26,13 @@ from everstep_services.agent.probes.periodic.probes import PeriodicProbes
 from everstep_services.agent.probes.runner.examiner import NodeExaminer
 from everstep_services.agent.ranks.protocol import RankGone, RankRuns, RankSaid
 from everstep_services.agent.ranks.setup import read_error
+from everstep_services.agent.ranks.source import RankSource
 from everstep_services.agent.replicas.node_checkpoints import NodeCheckpoints
 from everstep_services.agent.runtime.background import BackgroundLoops
 from everstep_services.agent.telemetry.facts import AgentFacts
 from everstep_services.agent.telemetry.progress import beat_of
 from everstep_services.agent.timings.monitor import RoundPosition, TimingMonitor
-from trainer_sdk.page_content import CountedBy, PageReading
+from trainer_sdk.page_content import CountedBy
 from trainer_sdk.wire import Checkpointed, Restarted, Stepped
 
 log = logging.getLogger(__name__)
@@ -64,9 +65,10 @@ class AttachedService:
         self._orders: dict[int, StartRanks] = {}
         self._recorder = Recorder(bus, clock)
         self._steps = StepCounter(clock)
+        self._ranks = RankSource(lambda: self._here.live, watching.ranks.rank, self._orders.get)
         self._stalls = AttachedStalls(
-            plan, bus, clock, self._records, self._live, self._order, watching.ranks.rank,
-            self._recorder.keep, voice.say, self._stalls_changed,
+            plan, bus, clock, self._records, self._ranks, self._recorder.keep, voice.say,
+            self._stalls_changed,
         )  # fmt: skip
         examiner = NodeExaminer(plan.checks, notes.place(plan.state_dir, plan.node))
         self._checks = NodeChecks(examiner, self._records, clock, self._pids, self._recorder.keep)
@@ -161,7 +163,7 @@ class AttachedService:
             self._orders.clear()
             self._watching.begins(page.round, self._clock.now())
             self._steps.begins()
-            self._stalls.begins(order)
+            self._stalls.begins(order, f"ranks were started by {self._plan.place.launcher}")
             self._checkpoints.begins(order)
             self._evidence.begins()
         self._orders[page.rank] = order
@@ -177,12 +179,16 @@ class AttachedService:
         )
 
     def _said(self, event: RankSaid) -> None:
-        if isinstance(event.message, Checkpointed):
-            self._checkpoints.said(event.message)
-        elif isinstance(event.message, Restarted) and event.message.is_without:
-            self._do(self._here.went_on(event.message.lost, self._clock.now()))
-        else:
-            self._stalls.said(event)
+        match event.message:
+            case Checkpointed() as message:
+                self._checkpoints.said(message)
+            case Restarted(is_without=True) as message:
+                self._do(self._here.went_on(message.lost, self._clock.now()))
+            case Restarted() as message:
+                order = self._orders[event.rank]
+                self._recorder.keep(*self._records.restarted(order, event.rank, message))
+            case _:
+                self._stalls.said(event)
 
     def _stepped(self, event: Stepped) -> None:
         self._say_progress(self._steps.first(event.step))
@@ -208,7 +214,7 @@ class AttachedService:
                 event.rank,
                 event.pid,
                 ending,
-                step=self._step(event.rank),
+                step=self._ranks.step(event.rank),
                 incident=self._incident,
             )
         )
@@ -300,10 +306,10 @@ class AttachedService:
         self._bus.send(subjects.beat(self._plan.job, self._plan.node), beat)
 
     def _rank_beat(self, rank: int) -> RankBeat:
-        page, standing = self._page(rank), self._stalls.watch.standing(rank)
         if rank not in self._here.live:
-            return RankBeat(rank=rank, state="exited", step=self._step(rank))
-        return beat_of(rank, page, standing, self._clock.now())
+            return RankBeat(rank=rank, state="exited", step=self._ranks.step(rank))
+        standing = self._stalls.watch.standing(rank)
+        return beat_of(rank, self._ranks.page(rank), standing, self._clock.now())
 
     def _say_progress(self, made: StepsMade | None) -> None:
         if made is not None and self._plan.tells_of_job:
@@ -322,30 +328,15 @@ class AttachedService:
 
     # -- what is known of ranks ------------------------------------------------------------------
 
-    def _live(self) -> Collection[int]:
-        return self._here.live
-
-    def _order(self, rank: int) -> StartRanks:
-        return self._orders[rank]
-
     def _pids(self) -> Collection[int]:
-        pages = [self._page(rank) for rank in self._here.live]
-        return [page.pid for page in pages if page is not None]
-
-    def _page(self, rank: int) -> PageReading | None:
-        watched = self._watching.ranks.rank(rank)
-        return None if watched is None else watched.reading()
-
-    def _step(self, rank: int) -> int | None:
-        page = self._page(rank)
-        return None if page is None or not page.step else page.step
+        return self._ranks.pids(self._here.live).values()
 
     def _newest(self) -> int | None:
-        return self._step(min(self._here.all)) if self._here.all else None
+        return self._ranks.step(min(self._here.all)) if self._here.all else None
 
     def _last(self) -> int | None:
         """The highest step that the script has reported."""
-        pages = [self._page(rank) for rank in self._here.all]
+        pages = map(self._ranks.page, self._here.all)
         messages = [
             page.step for page in pages if page is not None and page.counted_by is CountedBy.SDK
         ]

@@ -41,6 +41,7 @@ from everstep_services.agent.probes.periodic.probes import PeriodicProbes
 from everstep_services.agent.probes.runner.examiner import NodeExaminer
 from everstep_services.agent.ranks.device_memory import has_devices
 from everstep_services.agent.ranks.round_watch import WatchedRank
+from everstep_services.agent.ranks.source import RankSource
 from everstep_services.agent.rendezvous_client.client import RendezvousClient
 from everstep_services.agent.rendezvous_client.script_requests import ScriptRequests
 from everstep_services.agent.rendezvous_client.status import AgentStatus, RendezvousPort
@@ -114,12 +115,15 @@ class AgentService:
         self._checkpoints = NodeCheckpoints(plan.job, plan.node, clock, record, states)
         self._rendezvous = RendezvousClient(bus, clock, plan.job, self)
         self._requests = ScriptRequests(plan, bus, clock, workdir.say)
+        ranks = RankSource(
+            lambda: self._agent.live_ranks, self._watched, lambda _: self._agent.order
+        )
         self._stalls = StallRecorder(
-            plan, bus, self._agent, self._watched, self._records, workdir, clock,
+            plan, bus, self._agent, ranks, self._records, workdir.say, clock,
             others, record, self._do,
         )  # fmt: skip
         self._progress = ProgressReader(
-            plan, self._agent, self._watched, self._records, clock, self._stalls.watch
+            plan, self._agent, ranks, self._records, clock, self._stalls.watch
         )
         self._saves = CoordinatedSaves(
             plan.scheduler.name, self._agent, self._watched, self._records, clock, record
@@ -175,8 +179,7 @@ class AgentService:
             plan.allocation_dir, plan.node, clock,
             leave=self._asked_to_leave, warn=partial(workdir.say, is_warning=True),
         )  # fmt: skip
-        self._due = asyncio.Event()
-        self._was_answered = False
+        self._due, self._was_answered = asyncio.Event(), False
         self._exit: asyncio.Future[actions.ExitAgent] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> int:

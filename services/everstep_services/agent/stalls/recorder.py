@@ -1,7 +1,7 @@
 """The consequences of stalls: facts, reports to rendezvous, lines for people, learned limits."""
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -13,20 +13,26 @@ from everstep.messages import (
     Fact,
     LimitsDocument,
     NameExcuse,
+    RankRecovered,
     RankStalled,
     StartRanks,
     decode_as,
 )
+from everstep_services.agent.attached.attached_plan import AttachedPlan
 from everstep_services.agent.core import actions
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.ranks.protocol import RankSaid
-from everstep_services.agent.ranks.round_watch import WatchedRank
+from everstep_services.agent.ranks.source import RankSource
 from everstep_services.agent.run_plan import RunPlan
-from everstep_services.agent.runtime.workdir import Workdir
 from everstep_services.agent.stalls.collectives import entered_of
 from everstep_services.agent.stalls.judge import Moving, Stalled, WatchState
 from everstep_services.agent.stalls.limits import BY_HAND, Limit
-from everstep_services.agent.stalls.limits_table import ExternalLimits, LimitNotices, time_text
+from everstep_services.agent.stalls.limits_table import (
+    ExternalLimits,
+    LimitNotices,
+    LineWriter,
+    time_text,
+)
 from everstep_services.agent.stalls.monitor import MonitoredRanks, StallMonitor
 from everstep_services.agent.stalls.position import RankPosition
 from everstep_services.agent.stalls.process_state import ProcessState
@@ -51,33 +57,6 @@ def limits_in(data: bytes | None, config_fingerprint: str) -> LimitsDocument | N
     return replace(learned, limits=by_hand, first_step_longest_s=None) if by_hand else None
 
 
-def pause_fact(records: AgentFacts, event: RankSaid, state: WatchState) -> Fact | None:
-    """The fact about a pause of the judgement, or about its end; None for another message."""
-    match event.message:
-        case Paused(reason=reason, for_s=for_s):
-            why = f"rank {event.rank} has paused it" + (f": {reason}" if reason else "")
-            return records.watch_changed(event.round, "paused", why, until_s=for_s)
-        case Resumed(step=step):
-            why = f"rank {event.rank} goes on after step {step}"
-            return records.watch_changed(event.round, state, why)
-        case _:
-            return None
-
-
-def hung(
-    rank: int, message: Hung, watched: WatchedRank | None, clock: Clock
-) -> tuple[Stalled, ProcessState]:
-    """The stall of a rank that its own monitor ends; its process may be gone already."""
-    page = None if watched is None else watched.reading()
-    place = RankPosition(
-        rank, "heartbeat", clock.now() - message.limit_s,
-        Limit(message.limit_s, BY_HAND, "hard_timeout", "inprocess.Wrapper, which ends it"),
-        step=None if page is None else page.step, signal=BY_MONITOR,
-        pid=None if watched is None else watched.pid,
-    )  # fmt: skip
-    return Stalled(place, message.limit_s), ProcessState("", "")
-
-
 def stall_sentence(stalled: Stalled, process: ProcessState) -> str:
     """A stall for people: the rank, its position, the limit, and the state of its process."""
     place = stalled.place
@@ -88,36 +67,45 @@ def stall_sentence(stalled: Stalled, process: ProcessState) -> str:
     return f"{reason}; {process.text}" if process.text else reason
 
 
-class StallRecorder:
-    """Records and reports the findings of the monitor."""
+class StallFacts:
+    """Watches ranks for stalls, and records what it finds. What follows is decided elsewhere."""
+
+    noted: frozenset[WatchState] = frozenset({"armed", "learning", "paused"})
+    """The states of the watch that are recorded when they begin."""
 
     def __init__(  # noqa: PLR0913  each is a port or what was asked for
         self,
-        plan: RunPlan,
+        plan: RunPlan | AttachedPlan,
         bus: Bus,
-        agent: Agent,
-        rank: Callable[[int], WatchedRank | None],
-        records: AgentFacts,
-        workdir: Workdir,
         clock: Clock,
-        others: ExternalLimits,
+        records: AgentFacts,
+        ranks: RankSource,
         record: Callable[[Fact], None],
-        do: Callable[[Sequence[actions.Action]], None],
+        say: LineWriter,
+        others: ExternalLimits,
+        *,
+        is_fatal: bool,
     ) -> None:
         self._plan = plan
         self._bus = bus
-        self._agent = agent
-        self._rank = rank
-        self._records = records
-        self._workdir = workdir
         self._clock = clock
+        self._records = records
+        self._ranks = ranks
         self._record = record
-        self._do = do
+        self._say = say
+        self._is_fatal = is_fatal
         self._facts: dict[int, RankStalled] = {}
-        self._state = ""
-        watched = MonitoredRanks(self._live, rank, self._stalled, self._moving, self._warn)
+        self._round: int | None = None
+        self._state: WatchState = ""
+        watched = MonitoredRanks(ranks.live, ranks.watched, self._stalled, self._moving, self._warn)
         self.watch = StallMonitor(plan.limits, clock, watched)
-        self._announcer = LimitNotices(self.watch.limits, others, workdir.say)
+        self._announcer = LimitNotices(self.watch.limits, others, say)
+
+    def _found(self, fact: RankStalled, stalled: Stalled, process: ProcessState) -> None:
+        """A stall was recorded."""
+
+    def _recovered(self, fact: RankRecovered, moving: Moving) -> None:
+        """A rank whose stall was recorded has made progress."""
 
     @property
     def suspect(self) -> int | None:
@@ -132,14 +120,15 @@ class StallRecorder:
             async for document in documents:
                 self.watch.learned(limits_in(document.data, self._plan.spec.config_fingerprint))
                 self._announcer.compare()
-                self._note_state("health has published limits")
+                self.note_state("health has published limits")
 
-    def begins(self, order: StartRanks) -> None:
+    def begins(self, order: StartRanks, why: str = "") -> None:
         """The ranks of a round are being started."""
+        self._round = order.round
         self._facts.clear()
         self.watch.begins(order)
         self._announcer.show(is_for_job=order.slot == 0)
-        self._note_state(f"round {order.round} began")
+        self.note_state(why or f"round {order.round} began")
 
     def ends(self) -> None:
         """The ranks of the round are gone."""
@@ -148,26 +137,92 @@ class StallRecorder:
 
     def stepped(self, rank: int) -> None:
         """A rank has made its first step: the timeout of its process group may be compared."""
-        watched = self._rank(rank)
-        page = None if watched is None else watched.reading()
+        page = self._ranks.page(rank)
         if page is not None:
             self._announcer.group_waits(page.group_timeout_s)
 
     def said(self, event: RankSaid) -> None:
         """A rank asks for a pause of the judgement, or for its end; or its own monitor ends it."""
-        if isinstance(event.message, Hung):
-            self._stalled(*hung(event.rank, event.message, self._rank(event.rank), self._clock))
-            return
-        fact = pause_fact(self._records, event, self.watch.state)
-        if fact is not None:
+        match event.message:
+            case Hung(limit_s=limit_s):
+                self._stalled(self._hung(event.rank, limit_s), ProcessState("", ""))
+            case Paused(reason=reason, for_s=for_s):
+                why = f"rank {event.rank} has paused it" + (f": {reason}" if reason else "")
+                fact = self._records.watch_changed(event.round, "paused", why, until_s=for_s)
+                self._record(fact)
+            case Resumed(step=step):
+                why = f"rank {event.rank} goes on after step {step}"
+                self._record(self._records.watch_changed(event.round, self.watch.state, why))
+            case _:
+                log.info("not_done rank=%d said=%s", event.rank, event.message)
+
+    def note_state(self, why: str) -> None:
+        """Record whether stalls are looked for."""
+        state = self.watch.state
+        if state in self.noted and state != self._state:
+            self._state = state
+            named = tuple(sorted(self.watch.limits.named()))
+            self._record(self._records.watch_changed(self._round, state, why, sections=named))
+
+    def _hung(self, rank: int, limit_s: float) -> Stalled:
+        """The stall of a rank that its own monitor ends; its process may be gone already."""
+        watched = self._ranks.watched(rank)
+        place = RankPosition(
+            rank, "heartbeat", self._clock.now() - limit_s,
+            Limit(limit_s, BY_HAND, "hard_timeout", "inprocess.Wrapper, which ends it"),
+            step=self._ranks.step(rank), signal=BY_MONITOR,
+            pid=None if watched is None else watched.pid,
+        )  # fmt: skip
+        return Stalled(place, limit_s)
+
+    def _stalled(self, stalled: Stalled, process: ProcessState) -> None:
+        rank = stalled.place.rank
+        order = self._ranks.order(rank)
+        if order is not None:
+            fact = self._records.rank_stalled(order, stalled, process, is_fatal=self._is_fatal)
+            self._facts[rank] = fact
             self._record(fact)
+            self._found(fact, stalled, process)
+
+    def _moving(self, moving: Moving) -> None:
+        rank = moving.stalled.place.rank
+        order, fact = self._ranks.order(rank), self._facts.pop(rank, None)
+        if order is not None and fact is not None:
+            recovered = self._records.rank_recovered(order, moving, fact.id)
+            self._record(recovered)
+            self._recovered(recovered, moving)
+
+    def _warn(self, text: str) -> None:
+        self._say(text, is_warning=True)
+
+
+class StallRecorder(StallFacts):
+    """The stalls of ranks that this agent has started: the core decides what follows."""
+
+    def __init__(  # noqa: PLR0913  each is a port or what was asked for
+        self,
+        plan: RunPlan,
+        bus: Bus,
+        agent: Agent,
+        ranks: RankSource,
+        records: AgentFacts,
+        say: LineWriter,
+        clock: Clock,
+        others: ExternalLimits,
+        record: Callable[[Fact], None],
+        do: Callable[[Sequence[actions.Action]], None],
+    ) -> None:
+        is_fatal = plan.restart_on_stall
+        super().__init__(plan, bus, clock, records, ranks, record, say, others, is_fatal=is_fatal)
+        self._agent = agent
+        self._do = do
 
     def excuse(self, order: NameExcuse) -> actions.SendReport | None:
         """The answer whether a stalled rank may be waiting for a rank of ours; None if not.
 
         For a rank of ours: how far it had come in collectives, if that was not known before.
         """
-        if self._is_ours(order):
+        if order.node == self._plan.node:  # our own ranks were compared before the report
             return self._seen_since(order)
         excuse = self.watch.excuse(order)
         if excuse is None:
@@ -186,49 +241,22 @@ class StallRecorder:
             waited_s=order.waited_s, fact=fact.id, entered_in=entered_in, is_fatal=fact.is_fatal,
         )  # fmt: skip
 
-    def _live(self) -> Collection[int]:
-        return self._agent.live_ranks
-
-    def _is_ours(self, order: NameExcuse) -> bool:
-        return order.node == self._plan.node  # our own ranks were compared before the report
-
-    def _stalled(self, stalled: Stalled, process: ProcessState) -> None:
-        order = self._agent.order
-        if order is None:
-            return
-        place = stalled.place
-        is_fatal = self._plan.restart_on_stall
-        fact = self._records.rank_stalled(order, stalled, process, is_fatal=is_fatal)
-        self._facts[place.rank] = fact
-        self._record(fact)
-        reason = stall_sentence(stalled, process)
+    def _found(self, fact: RankStalled, stalled: Stalled, process: ProcessState) -> None:
         acts = self._agent.rank_stalled(
-            place.rank, reason, stalled.waited_s, fact.id, self._clock.now(), place.entered_in,
+            fact.rank, stall_sentence(stalled, process), stalled.waited_s, fact.id,
+            self._clock.now(), stalled.place.entered_in,
             waits_for_others=bool(process.is_waiting_for_ranks), is_doubtful=process.is_doubtful,
-            is_stopped=process.is_stopped, is_fatal=is_fatal,
+            is_stopped=process.is_stopped, is_fatal=fact.is_fatal,
         )  # fmt: skip
         self._do(acts)
 
     def _moving(self, moving: Moving) -> None:
-        order, rank = self._agent.order, moving.stalled.place.rank
-        fact = self._facts.pop(rank, None)
-        if order is None or fact is None or self._agent.state == "stopping":
-            return  # an action of a rank that is being stopped is not progress
-        recovered = self._records.rank_recovered(order, moving, fact.id)
-        self._record(recovered)
-        reason = f"rank {rank} moves again after {time_text(moving.stalled_s)}"
-        self._do(self._agent.rank_moves(rank, reason, recovered.id))
+        if self._agent.state != "stopping":  # an action of a rank that is stopped is not progress
+            super()._moving(moving)
 
-    def _warn(self, text: str) -> None:
-        self._workdir.say(text, is_warning=True)
-
-    def _note_state(self, why: str) -> None:
-        """Record whether stalls are looked for."""
-        state = self.watch.state
-        if state and state != self._state:
-            self._state = state
-            named = tuple(sorted(self.watch.limits.named()))
-            self._record(self._records.watch_changed(self._agent.round, state, why, sections=named))
+    def _recovered(self, fact: RankRecovered, moving: Moving) -> None:
+        reason = f"rank {fact.rank} moves again after {time_text(moving.stalled_s)}"
+        self._do(self._agent.rank_moves(fact.rank, reason, fact.id))
 
 
 def _limit_text(place: RankPosition) -> str:

@@ -1,6 +1,6 @@
 """The progress of this node's ranks: for beats, for progress facts, for reports."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 
 from everstep.clock import Clock
 from everstep.lost_steps import steps_again, steps_again_in_words
@@ -15,7 +15,7 @@ from everstep.messages import (
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.ranks.liveness_port import LivenessPort
 from everstep_services.agent.ranks.protocol import RankRuns
-from everstep_services.agent.ranks.round_watch import WatchedRank
+from everstep_services.agent.ranks.source import RankSource
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.stalls.monitor import RankStanding, StallMonitor
 from everstep_services.agent.telemetry.facts import AgentFacts
@@ -35,14 +35,15 @@ class ProgressReader:
         self,
         plan: RunPlan,
         agent: Agent,
-        watched: Callable[[int], WatchedRank | None],
+        ranks: RankSource,
         records: AgentFacts,
         clock: Clock,
         stalls: StallMonitor,
     ) -> None:
         self._plan = plan
         self._agent = agent
-        self._watched = watched
+        self._source = ranks
+        self.step, self.pids = ranks.step, ranks.pids
         self._records = records
         self._clock = clock
         self._sequence = 0
@@ -89,21 +90,11 @@ class ProgressReader:
 
     def is_numbered(self, rank: int) -> bool:
         """Whether the script of this rank numbers its steps; otherwise they count anew."""
-        page = self._page(rank)
+        page = self._source.page(rank)
         return page is not None and page.is_numbered
 
     def _numbered(self, rank: int, step: int) -> int | None:
         return step if self.is_numbered(rank) else None
-
-    def step(self, rank: int) -> int | None:
-        """The last step of a rank in this round, as its page shows."""
-        page = self._page(rank)
-        return None if page is None or not page.step else page.step
-
-    def pids(self, ranks: Collection[int]) -> dict[int, int]:
-        """The process ids of these ranks."""
-        pages = {rank: self._page(rank) for rank in ranks}
-        return {rank: page.pid for rank, page in pages.items() if page is not None and page.pid}
 
     def last_step(self) -> int | None:
         """The highest step of our ranks in this round, if the SDK counts on from the job's first.
@@ -195,18 +186,15 @@ class ProgressReader:
         )  # fmt: skip
 
     def _figures(self, rank: int, steps: int) -> StepFigures:
-        rank_watch = self._watched(rank)
+        rank_watch = self._source.watched(rank)
         return NO_FIGURES if rank_watch is None else read_figures(rank_watch.page, steps)
 
-    def _page(self, rank: int) -> PageReading | None:
-        rank_watch = self._watched(rank)
-        return None if rank_watch is None else rank_watch.reading()
-
     def _rank(self, rank: int) -> RankBeat:
-        return beat_of(rank, self._page(rank), self._stalls.standing(rank), self._clock.now())
+        page, standing = self._source.page(rank), self._stalls.standing(rank)
+        return beat_of(rank, page, standing, self._clock.now())
 
     def _pages(self) -> list[PageReading]:
-        pages = (self._page(rank) for rank in self._ranks())
+        pages = (self._source.page(rank) for rank in self._ranks())
         return [page for page in pages if page is not None]
 
     def _ranks(self) -> range:

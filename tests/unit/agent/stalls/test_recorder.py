@@ -14,6 +14,7 @@ from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.core.round_part import AgentTimeouts as Graces
 from everstep_services.agent.ranks.protocol import RankSaid
 from everstep_services.agent.ranks.round_watch import WatchedRank
+from everstep_services.agent.ranks.source import RankSource
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.runtime.workdir import Workdir
 from everstep_services.agent.stalls.limits import Limit
@@ -52,9 +53,9 @@ class Desk:
             made,
             self.bus,
             self.agent,
-            {0: watched}.get,
+            RankSource(lambda: self.agent.live_ranks, {0: watched}.get, lambda _: self.agent.order),
             AgentFacts("j", "n", clock),
-            Workdir(made, folder / "runtime", {}, None),
+            Workdir(made, folder / "runtime", {}, None).say,
             clock,
             others,
             self.facts.append,

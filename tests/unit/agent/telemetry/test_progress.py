@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.core.round_part import AgentTimeouts
 from everstep_services.agent.ranks.round_watch import WatchedRank
+from everstep_services.agent.ranks.source import RankSource
 from everstep_services.agent.telemetry.facts import AgentFacts
 from everstep_services.agent.telemetry.progress import ProgressReader
 from tests.fakes.clock import FakeClock
@@ -24,8 +25,9 @@ def test_a_round_that_begins_anew_reports_the_steps_that_it_makes_again(tmp_path
         watched = {0: WatchedRank(tmp_path, rank.view_of_page)}
         none = cast("Any", None)
         progress = ProgressReader(
-            none, agent, watched.get, AgentFacts("j", "n", clock), clock, none
-        )
+            none, agent, RankSource(tuple, watched.get, lambda _: agent.order),
+            AgentFacts("j", "n", clock), clock, none,
+        )  # fmt: skip
         progress.begins(order)
         for _ in range(9):
             rank.run.step()
@@ -61,8 +63,9 @@ def test_a_script_that_does_not_number_its_steps_may_resume_anywhere(tmp_path: P
         none = cast("Any", None)
         watched = {0: WatchedRank(tmp_path, rank.view_of_page)}
         progress = ProgressReader(
-            none, agent, watched.get, AgentFacts("j", "n", clock), clock, none
-        )
+            none, agent, RankSource(tuple, watched.get, lambda _: agent.order),
+            AgentFacts("j", "n", clock), clock, none,
+        )  # fmt: skip
         progress.begins(order)
         rank.run.step()
         first = progress.stepped(order, 0, 1)
