@@ -60,7 +60,7 @@ async def harm(
     amount: int | None = None,
     target: str = "",
 ) -> None:
-    async with RankChannel.opened(node.folder / f"{node.round}-{rank}", rank) as door:
+    async with RankChannel.opened(node.rank_folder(rank), rank) as door:
         await door.knock(fault_request(fault, for_s=for_s, amount=amount, target=target))
         await door.go()
 

@@ -11,17 +11,16 @@ from typing import Any, TypeVar
 import psutil
 
 from everstep_services.agent.ranks.protocol import (
-    BatchPlan,
     NodePlan,
     Preload,
     RankGone,
-    RankPlan,
     WardenEvent,
+    rank_folder,
 )
 from everstep_services.agent.ranks.warden_client import WardenClient, held_folder, opened_warden
 from tests.e2e.ports import free_port
 from trainer_sdk import layout
-from trainer_sdk.wire import RankCommand
+from trainer_sdk.wire import RankCommand, RankEntry, WardenStart
 
 E = TypeVar("E")
 SCRIPTS = Path(__file__).parent
@@ -52,17 +51,17 @@ class Node:
             **extra,
         }
         plans = tuple(
-            RankPlan(
+            RankEntry(
                 rank=rank,
                 environ={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                runtime_dir=self.folder / f"{self.round}-{rank}",
-                stdout=self.folder / f"{self.round}-{rank}.out",
-                stderr=self.folder / f"{self.round}-{rank}.err",
+                stdout=str(self.folder / f"{self.round}-{rank}.out"),
+                stderr=str(self.folder / f"{self.round}-{rank}.err"),
             )
             for rank in range(ranks)
         )
         began = asyncio.get_running_loop().time()
-        await self.keeper.start(BatchPlan(round=self.round, ranks=plans, warm=warm))
+        order = WardenStart(round=self.round, ranks=plans, warm=warm, forge_within_s=60.0)
+        await self.keeper.start(order)
         return began
 
     async def next(self, kind: type[E], count: int = 1) -> list[E]:
@@ -81,6 +80,9 @@ class Node:
 
     async def gone(self, count: int = 1) -> dict[int, RankGone]:
         return {event.rank: event for event in await self.next(RankGone, count)}
+
+    def rank_folder(self, rank: int = 0) -> Path:
+        return rank_folder(self.folder, self.round, rank)
 
     def out(self, rank: int = 0) -> str:
         return (self.folder / f"{self.round}-{rank}.out").read_text()

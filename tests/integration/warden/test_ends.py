@@ -96,7 +96,7 @@ async def check_record(node: Node, name: str, file: str, text: str, function: st
     assert record.at is not None
     assert len(record.text.encode()) <= 4096
     assert record.chain == (("KeyError",) if name == "RuntimeError" else ())
-    elastic = json.loads((node.folder / f"{node.round}-0" / "torchelastic_error.json").read_text())
+    elastic = json.loads((node.rank_folder() / "torchelastic_error.json").read_text())
     assert elastic["message"]["message"].startswith(f"{name}: ")
     assert "Traceback" in elastic["message"]["extraInfo"]["py_callstack"]
     (ended,) = await node.next(ScriptEnded)
@@ -161,7 +161,7 @@ async def test_what_record_has_written_is_kept(tmp_path: Path) -> None:
     )
     async with opened(tmp_path, "", target=str(script)) as node:
         await end(node, warm=False)
-        folder = node.folder / "1-0"
+        folder = node.rank_folder()
         assert (folder / "torchelastic_error.json").read_text() == "mine"
         record = await node.keeper.error(0)
         assert record is not None
@@ -179,7 +179,7 @@ async def test_an_exception_leaves_the_flight_recorder(tmp_path: Path) -> None:
     )
     async with opened(tmp_path, "", target=str(script)) as node:
         await end(node, warm=False)
-        content = (node.folder / "1-0" / f"{layout.FLIGHT_PREFIX}0").read_bytes()
+        content = (node.rank_folder() / f"{layout.FLIGHT_PREFIX}0").read_bytes()
     (entry,) = json.loads(content)["entries"]
     assert (entry["profiling_name"], entry["input_sizes"]) == ("gloo:all_reduce", [[7]])
 
@@ -189,7 +189,7 @@ async def test_a_script_without_collectives_leaves_no_flight_recorder(tmp_path: 
     script.write_text("1 / 0\n")
     async with opened(tmp_path, "", target=str(script)) as node:
         await end(node, warm=False)
-        assert not list((node.folder / "1-0").glob(f"{layout.FLIGHT_PREFIX}*"))
+        assert not list((node.rank_folder()).glob(f"{layout.FLIGHT_PREFIX}*"))
 
 
 async def test_a_program_that_is_not_python_runs_as_it_is(tmp_path: Path) -> None:

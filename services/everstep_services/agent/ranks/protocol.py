@@ -55,28 +55,9 @@ class NodePlan:
     """Where other nodes reach this one, and may ask whether the warden lives."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankPlan:
-    """One rank to start."""
-
-    rank: int
-    environ: dict[str, str] = field(repr=False)
-    """The whole environment, `RANK` and its like included; the client adds `EVERSTEP_…`."""
-    runtime_dir: Path
-    """The rank's own folder in this round; made if it is missing."""
-    stdout: Path
-    stderr: Path
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchPlan:
-    """The ranks of one round."""
-
-    round: int
-    ranks: tuple[RankPlan, ...]
-    warm: bool = True
-    forge_within_s: float = 60.0
-    """How long the ranks wait for a forge that still imports; then they start cold."""
+def rank_folder(runtime_dir: Path, round: int, rank: int) -> Path:
+    """The folder of a rank in this round, with its page and its sockets."""
+    return runtime_dir / f"r{round}" / str(rank)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,9 @@ from everstep_services.agent.ranks import process_tree
 from everstep_services.agent.ranks.liveness_port import LivenessPort, opened_liveness_port
 from everstep_services.agent.ranks.process_tree import become_subreaper
 from everstep_services.agent.ranks.protocol import (
-    BatchPlan,
     NodePlan,
-    RankPlan,
     StartRefusedError,
+    rank_folder,
 )
 from trainer_sdk import layout
 from trainer_sdk.bootstrap.agent_link import ShortPath
@@ -99,13 +98,9 @@ def _held_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def prepare_all(plan: NodePlan, batch: BatchPlan) -> list[tuple[RankEntry, PageView]]:
-    """Make each rank's directory and its page; return the entries for the warden."""
-    return [_prepare(plan, rank, batch.round) for rank in batch.ranks]
-
-
-def _prepare(plan: NodePlan, rank: RankPlan, number: int) -> tuple[RankEntry, PageView]:
-    folder = rank.runtime_dir
+def prepare(plan: NodePlan, number: int, rank: RankEntry) -> tuple[RankEntry, Path, PageView]:
+    """Make a rank's folder and its page; return them with the entry for the warden."""
+    folder = rank_folder(plan.runtime_dir, number, rank.rank)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in (
@@ -130,10 +125,7 @@ def _prepare(plan: NodePlan, rank: RankPlan, number: int) -> tuple[RankEntry, Pa
         layout.ROUND_VARIABLE: str(number),
         "RANK": str(rank.rank),
     }
-    entry = RankEntry(
-        rank=rank.rank, environ=pack(environ), stdout=str(rank.stdout), stderr=str(rank.stderr)
-    )
-    return entry, page
+    return msgspec.structs.replace(rank, environ=pack(environ)), folder, page
 
 
 def sweep(base: Path) -> None:

@@ -18,7 +18,6 @@ from everstep_services.agent.ranks import process_tree, setup
 from everstep_services.agent.ranks.liveness_port import LivenessPort
 from everstep_services.agent.ranks.oom_kills import MemoryKills, kill_counts
 from everstep_services.agent.ranks.protocol import (
-    BatchPlan,
     NodePlan,
     Stopped,
     WardenEvent,
@@ -77,28 +76,22 @@ class WardenClient:
         self._signalled: asyncio.Future[Signalled] | None = None
         self._lost = ""
 
-    async def start(self, batch: BatchPlan) -> None:
+    async def start(self, order: WardenStart) -> None:
         """Start the ranks of a round, after those of the previous round were stopped.
 
+        Their environments are as they should be; the client adds `EVERSTEP_…`, and packs them.
         Returns when the order is sent; the outcome comes as events.
         """
         self._check()
         now = asyncio.get_running_loop().time()
-        self.watch.begin(batch.round, now)
+        self.watch.begin(order.round, now)
         await self._kills.begin(now)
-        entries = []
-        made = await asyncio.to_thread(setup.prepare_all, self._plan, batch)
-        for rank, (entry, page) in zip(batch.ranks, made, strict=True):
-            self.watch.add(rank.rank, rank.runtime_dir, page)
-            entries.append(entry)
-        await self._send(
-            WardenStart(
-                round=batch.round,
-                ranks=tuple(entries),
-                warm=batch.warm and self._plan.warm,
-                forge_within_s=batch.forge_within_s,
-            )
-        )
+        prepare = partial(setup.prepare, self._plan, order.round)
+        made = await asyncio.to_thread(lambda: [prepare(rank) for rank in order.ranks])
+        for entry, folder, page in made:
+            self.watch.add(entry.rank, folder, page)
+        ranks, warm = tuple(entry for entry, *_ in made), order.warm and self._plan.warm
+        await self._send(msgspec.structs.replace(order, ranks=ranks, warm=warm))
 
     async def signal(
         self, number: int, ranks: tuple[int, ...] | None = None, *, to_handlers: bool = False

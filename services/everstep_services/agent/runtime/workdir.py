@@ -14,7 +14,7 @@ from everstep.messages import StartRanks
 from everstep.observe.printable import printable
 from everstep_services.agent.output.console import Console, Rank, Screen, opened_console
 from everstep_services.agent.output.log_files import STREAMS, LogFiles, LogOwner
-from everstep_services.agent.ranks.protocol import BatchPlan, NodePlan, RankPlan, RankSeen
+from everstep_services.agent.ranks.protocol import NodePlan, RankSeen, rank_folder
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.runtime.rank_environment import (
     RankPaths,
@@ -26,6 +26,8 @@ from trainer_sdk import layout, wire
 from trainer_sdk.bootstrap.torch_hooks import arm_flight_recorder
 
 _DRAIN_WITHIN_S = 5.0
+_FORGE_WITHIN_S = 60.0
+"""How long ranks wait for a forge that still imports; then they start cold."""
 _NVRX_LAUNCHED, _NVRX_CYCLE_BEGAN = "NVRX_LAUNCH_TIME", "NVRX_CYCLE_START_TIME"
 _OF_A_RANK = (
     layout.PAGE_VARIABLE, layout.FOLDER_VARIABLE, layout.ROUND_VARIABLE,
@@ -145,32 +147,30 @@ class Workdir:
             address=plan.address,
         )
 
-    def prepare(self, order: StartRanks) -> BatchPlan:
-        """Make the folders of a round's ranks, and return how to start the ranks."""
-        return BatchPlan(
+    def prepare(self, order: StartRanks) -> wire.WardenStart:
+        """Make the files for the output of a round's ranks; return how to start the ranks."""
+        return wire.WardenStart(
             round=order.round,
             ranks=tuple(self._rank(order, local) for local in range(order.ranks)),
             warm=self._plan.warm,
+            forge_within_s=_FORGE_WITHIN_S,
         )
 
-    def _rank(self, order: StartRanks, local_rank: int) -> RankPlan:
+    def _rank(self, order: StartRanks, local_rank: int) -> wire.RankEntry:
         rank = order.first_rank + local_rank
         logs = self.logs.make(order.round, rank)
-        runtime = self._runtime / f"r{order.round}" / str(rank)
-        runtime.mkdir(mode=0o700, parents=True, exist_ok=True)
-        error_file = runtime / layout.ELASTIC_ERROR_FILE
+        error_file = rank_folder(self._runtime, order.round, rank) / layout.ELASTIC_ERROR_FILE
         paths = RankPaths(error_file=error_file, images=self._images)
         environ = environment(self._plan, order, local_rank, self._base, paths)
         if self._plan.stand_in:
             environ[_NVRX_LAUNCHED] = repr(datetime.now(UTC).timestamp())
             if self._round_over_at is not None:
                 environ[_NVRX_CYCLE_BEGAN] = repr(self._round_over_at)
-        return RankPlan(
+        return wire.RankEntry(
             rank=rank,
             environ=environ,
-            runtime_dir=runtime,
-            stdout=logs / "stdout",
-            stderr=logs / "stderr",
+            stdout=str(logs / "stdout"),
+            stderr=str(logs / "stderr"),
         )
 
     def show(self, order: StartRanks) -> None:
