@@ -10,7 +10,7 @@ The way of an order to a rank, and of the events back:
 
 `main` opens what lives as long as the process: the warden, the folder, the bus. `AgentService` is
 the only place where the parts of an agent are put together. The service puts actions about ranks
-into the queue of the runner, which starts and stops the ranks of one round after those of another.
-The warden client puts everything that it hears into one queue of events. `RankEvents` reads that
-queue, tells the agent's core, and tells the parts that only record and watch.
+into the queue of the runner; `RankEvents` has them carried out, one round after the other. The
+warden client puts everything that it hears into one queue of events. `RankEvents` reads that queue,
+tells the agent's core, and tells the parts that only record and watch.
 """

@@ -28,7 +28,7 @@ from everstep_services.agent.rendezvous_client.script_requests import ScriptRequ
 from everstep_services.agent.rendezvous_client.status import RendezvousPort
 from everstep_services.agent.replicas.node_checkpoints import NodeCheckpoints
 from everstep_services.agent.runtime.background import unharmed
-from everstep_services.agent.runtime.rank_runner import RankRunner, WardenClients
+from everstep_services.agent.runtime.rank_runner import RankRunner
 from everstep_services.agent.runtime.urgent_work import begin_urgent_work, end_urgent_work
 from everstep_services.agent.runtime.workdir import Workdir
 from everstep_services.agent.stalls.recorder import StallRecorder
@@ -82,14 +82,14 @@ class RankEvents:
 
     def __init__(
         self,
-        wardens: WardenClients,
+        runner: RankRunner,
         workdir: Workdir,
         clock: Clock,
         agent: Agent,
         do: Callable[[Sequence[actions.Action]], None],
         observers: RankObservers,
     ) -> None:
-        self.runner = RankRunner(wardens, workdir, clock, self)
+        self.runner = runner
         self._workdir = workdir
         self._leaves_children = workdir.leaves_children
         self._clock = clock
@@ -316,7 +316,28 @@ class RankEvents:
 
     # -- all ranks of a round --------------------------------------------------------------------
 
+    async def start_and_stop_for_ever(self) -> None:
+        """Carry out the orders about rounds, one after the other."""
+        while True:
+            match await self.runner.next_round():
+                case StartRanks() as order:
+                    if self.round_begins(order):
+                        reason = await self.runner.start(order)
+                        if reason:
+                            self._do(self._agent.start_failed(order.round, reason))
+                        else:
+                            self.round_started(order)
+                case actions.StopRound() as stop:
+                    began = self._clock.now()
+                    await self.round_stops(stop)
+                    left_s = began + stop.wait_s - self._clock.now()
+                    waited_s = await self.runner.wait_for_ends(left_s)
+                    outcome = await self.runner.stop(stop)
+                    self.round_stopped(stop, replace(outcome, stop_s=outcome.stop_s + waited_s))
+                    self._workdir.hide()
+
     def round_begins(self, order: StartRanks) -> bool:
+        """The ranks are about to be started; False when they are no longer wanted."""
         if not self._agent.wants(order):
             return False
         for observer in (
@@ -336,9 +357,6 @@ class RankEvents:
         if self._observers.logs is not None:
             with unharmed("the output of a round"):
                 self._observers.logs.begins(order)
-
-    def start_failed(self, order: StartRanks, reason: str) -> None:
-        self._do(self._agent.start_failed(order.round, reason))
 
     async def round_stops(self, stop: actions.StopRound) -> None:
         """Collect evidence, within the limit of the order: every restart waits for it."""
@@ -370,6 +388,7 @@ class RankEvents:
             self._workdir.say(f"processes that ranks had started outlived them and {fate}: {named}")
 
     def round_stopped(self, stop: actions.StopRound, outcome: Stopped) -> None:
+        """No rank is left."""
         observers, order = self._observers, self._agent.order
         assert order is not None
         self.stop_s = outcome.stop_s

@@ -6,7 +6,6 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from everstep.clock import Clock
 from everstep.errors import EverstepError
@@ -35,43 +34,16 @@ class WardenClients:
     another: Callable[[], AbstractAsyncContextManager[WardenClient]]
 
 
-class RoundListener(Protocol):
-    """Hears from the runner of each start and stop, in turn."""
-
-    def round_begins(self, order: StartRanks) -> bool:
-        """The ranks are about to be started; False when they are no longer wanted."""
-        ...
-
-    def round_started(self, order: StartRanks) -> None:
-        """The warden starts the ranks; the files of their output exist."""
-        ...
-
-    def start_failed(self, order: StartRanks, reason: str) -> None:
-        """The ranks could not be started."""
-        ...
-
-    async def round_stops(self, stop: StopRound) -> None:
-        """The ranks are about to be stopped: collect evidence first."""
-        ...
-
-    def round_stopped(self, stop: StopRound, outcome: Stopped) -> None:
-        """No rank is left."""
-        ...
-
-
 class RankRunner:
     """Carries out actions about the ranks of this node, one round after the other."""
 
-    def __init__(
-        self, wardens: WardenClients, workdir: Workdir, clock: Clock, listener: RoundListener
-    ) -> None:
+    def __init__(self, wardens: WardenClients, workdir: Workdir, clock: Clock) -> None:
         self.warden = wardens.first
         self._wardens = wardens
         self._has_warden = asyncio.Event()
         self._has_warden.set()
         self._workdir = workdir
         self._clock = clock
-        self._listener = listener
         self._devices = DeviceMemory(clock)
         self._rounds: asyncio.Queue[StartRanks | StopRound] = asyncio.Queue()
         self._need_not_wait = asyncio.Event()
@@ -106,14 +78,9 @@ class RankRunner:
                     yield event
             await self._clock.sleep(_AGAIN_AFTER_S)
 
-    async def start_and_stop_for_ever(self) -> None:
-        while True:
-            match await self._rounds.get():
-                case StartRanks() as order:
-                    if self._listener.round_begins(order):
-                        await self._start(order)
-                case StopRound() as stop:
-                    await self._stop(stop)
+    async def next_round(self) -> StartRanks | StopRound:
+        """The next order to start ranks, or to stop them."""
+        return await self._rounds.get()
 
     async def signal_for_ever(self) -> None:
         while True:
@@ -145,7 +112,8 @@ class RankRunner:
             if is_over:
                 return
 
-    async def _start(self, order: StartRanks) -> None:
+    async def start(self, order: StartRanks) -> str:
+        """Start the ranks of a round; return why they cannot be started, or nothing."""
         try:
             async with asyncio.timeout(_WARDEN_WITHIN_S):
                 await self._has_warden.wait()
@@ -153,38 +121,32 @@ class RankRunner:
             batch = await asyncio.to_thread(self._workdir.prepare, order)
             await self.warden.start(batch)
         except (OSError, TimeoutError, EverstepError) as error:
-            self._listener.start_failed(order, f"its ranks cannot be started: {error}")
-        else:
-            self._workdir.show(order)
-            self._listener.round_started(order)
+            return f"its ranks cannot be started: {error}"
+        self._workdir.show(order)
+        return ""
 
-    async def _wait(self, stop: StopRound) -> float:
-        """Wait until the ranks may be stopped; return the seconds beyond those for evidence."""
+    async def wait_for_ends(self, within_s: float) -> float:
+        """Let ranks end by themselves for this long; return the seconds that it took."""
         began = self._clock.now()
-        await self._listener.round_stops(stop)
-        learned = self._clock.now()
-        left_s = began + stop.wait_s - learned
-        if left_s <= 0 or not self.warden.watch.are_at_work:
+        if within_s <= 0 or not self.warden.watch.are_at_work:
             return 0.0
         with suppress(TimeoutError):
-            async with asyncio.timeout(left_s):
+            async with asyncio.timeout(within_s):
                 await self._need_not_wait.wait()
-        return self._clock.now() - learned
+        return self._clock.now() - began
 
-    async def _stop(self, stop: StopRound) -> None:
-        waited_s = await self._wait(stop)
+    async def stop(self, stop: StopRound) -> Stopped:
+        """Stop the ranks of a round; what they did before was heard when it returns."""
         pids = self.warden.watch.pids()
-        warden = self.warden
+        warden, outcome = self.warden, _NOTHING
         try:
             outcome = await warden.stop(stop.grace_s, is_done=stop.is_done)
             # A rank that ended before it was stopped may be the cause: its event is handled first.
             async with asyncio.timeout(_HEARD_WITHIN_S):
                 await warden.events.join()
         except WardenLostError:
-            outcome = _NOTHING  # nothing outlives its warden
+            pass  # nothing outlives its warden
         except TimeoutError:
             log.warning("events_left count=%d", warden.events.qsize())
         devices = await self._devices.wait_until_free(pids, _DEVICES_WITHIN_S)
-        outcome = replace(outcome, stop_s=outcome.stop_s + waited_s, devices=devices)
-        self._listener.round_stopped(stop, outcome)
-        self._workdir.hide()
+        return replace(outcome, devices=devices)

@@ -53,7 +53,7 @@ from everstep_services.agent.runtime.beat_sender import BeatSender
 from everstep_services.agent.runtime.network_test import NetworkTestRunner
 from everstep_services.agent.runtime.probe_reports import ProbeReports
 from everstep_services.agent.runtime.rank_events import RankEvents, RankObservers
-from everstep_services.agent.runtime.rank_runner import WardenClients
+from everstep_services.agent.runtime.rank_runner import RankRunner, WardenClients
 from everstep_services.agent.runtime.workdir import Workdir
 from everstep_services.agent.stalls.limits_table import ExternalLimits
 from everstep_services.agent.stalls.recorder import StallRecorder
@@ -151,7 +151,9 @@ class AgentService:
             port=port,
             logs=self._uploader,
         )
-        self._ranks = RankEvents(wardens, workdir, clock, self._agent, self._do, observers)
+        self._ranks = RankEvents(
+            RankRunner(wardens, workdir, clock), workdir, clock, self._agent, self._do, observers
+        )
         self._checks = NodeChecks(
             NodeExaminer(plan.checks, notes.place(plan.state_dir, plan.node)),
             self._records, clock, self._pids, record,
@@ -192,7 +194,7 @@ class AgentService:
                     self._hear_orders_for_ever,
                     self._ranks.hear_for_ever,
                     self._rendezvous.ask_for_ever,
-                    self._ranks.runner.start_and_stop_for_ever,
+                    self._ranks.start_and_stop_for_ever,
                     self._ranks.runner.signal_for_ever,
                     self._tick_for_ever,
                 )

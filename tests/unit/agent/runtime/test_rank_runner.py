@@ -44,6 +44,8 @@ class Kept:
 
 
 class Place:
+    leaves_children = False
+
     def prepare(self, order: object) -> object:
         return order
 
@@ -54,7 +56,7 @@ class Place:
         """Nothing was shown."""
 
 
-class Stopping:
+class Stopping(RankEvents):
     """A round is stopped: what happens."""
 
     def __init__(self) -> None:
@@ -63,13 +65,15 @@ class Stopping:
         self.learned = asyncio.Event()
         self.heard, self.may_end, self.over = asyncio.Event(), asyncio.Event(), asyncio.Event()
         wardens = WardenClients(cast("Any", self.kept), self._close, cast("Any", None))
-        self.work = RankRunner(wardens, cast("Any", Place()), SystemClock(), self)
+        place, clock, nobody = cast("Any", Place()), SystemClock(), cast("Any", None)
+        self.work = RankRunner(wardens, place, clock)
+        super().__init__(self.work, place, clock, nobody, nobody, nobody)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         tasks = [
             asyncio.create_task(self._listen()),
-            asyncio.create_task(self.work.start_and_stop_for_ever()),
+            asyncio.create_task(self.start_and_stop_for_ever()),
         ]
         yield
         for task in tasks:
@@ -86,9 +90,6 @@ class Stopping:
 
     def round_started(self, order: StartRanks) -> None:
         self.happened.append("started")
-
-    def start_failed(self, order: StartRanks, reason: str) -> None:
-        """Never called: nothing starts."""
 
     async def round_stops(self, stop: StopRound) -> None:
         self.learned.set()
@@ -202,9 +203,9 @@ async def test_the_end_of_a_warden_is_reported_although_its_round_is_being_stopp
     parts = SimpleNamespace(leaves_children=False, say=ends.say)
     observers = SimpleNamespace(progress=ends, evidence=ends)
     wardens = WardenClients(cast("Any", Kept()), cast("Any", None), cast("Any", None))
-    events = RankEvents(
-        wardens, cast("Any", parts), SystemClock(), agent, did.extend, cast("Any", observers)
-    )
+    place, clock = cast("Any", parts), SystemClock()
+    runner = RankRunner(wardens, place, clock)
+    events = RankEvents(runner, place, clock, agent, did.extend, cast("Any", observers))
     events._warden_lost(WardenLost(f"{WARDEN_ENDED}it was killed by SIGKILL"))
     assert ends.kept == [1, 2]
     assert [it.reason for it in did if isinstance(it, SendReport)] == [
