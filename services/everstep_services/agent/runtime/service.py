@@ -51,7 +51,6 @@ from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.runtime.background import BackgroundLoops, unharmed
 from everstep_services.agent.runtime.beat_sender import BeatSender
 from everstep_services.agent.runtime.network_test import NetworkTestRunner
-from everstep_services.agent.runtime.probe_reports import ProbeReports
 from everstep_services.agent.runtime.rank_events import RankEvents, RankObservers
 from everstep_services.agent.runtime.rank_runner import RankRunner, WardenClients
 from everstep_services.agent.runtime.workdir import Workdir
@@ -161,7 +160,7 @@ class AgentService:
         self._probes = PeriodicProbes(
             plan.checks, notes.place_of_probes(plan.state_dir, plan.node), plan.node, clock,
             self._records, self._pids, record, partial(workdir.say, is_warning=True),
-            lambda: self._checks.failing, ProbeReports(self._agent, self._do),
+            lambda: self._checks.failing, self._agent, self._do,
         )  # fmt: skip
         self._beats = BeatSender(
             plan, bus, clock, self._agent, self._progress, self._probes, self._recorder,

@@ -2,14 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from msgspec.structs import replace
 
 from everstep.clock import Clock
 from everstep.messages import CheckResult, Fact, NodeBeat, ProbeBeat, RunChecks
+from everstep_services.agent.core.actions import Action
+from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.probes.periodic.history import ProbeChange, ProbeHistory
 from everstep_services.agent.probes.periodic.schedule import ProbeSchedule
 from everstep_services.agent.probes.periodic.workers import ProbeWorkers
@@ -22,22 +23,6 @@ _PROBES_EVERY = 10
 """Beats."""
 
 log = logging.getLogger(__name__)
-
-
-class ProbeListener(Protocol):
-    """What follows from probes; the agent's core decides it."""
-
-    def probe_failed(self, change: ProbeChange, fact: str) -> None:
-        """A probe with a policy has failed, or still fails."""
-        ...
-
-    def probe_recovered(self, change: ProbeChange, fact: str) -> None:
-        """A probe with a policy passes again."""
-        ...
-
-    def probe_compared(self, check: str, state: str, reason: str) -> None:
-        """The result of a check that rendezvous compares between nodes."""
-        ...
 
 
 class PeriodicProbes:
@@ -54,8 +39,10 @@ class PeriodicProbes:
         record: Callable[[Fact], None],
         say: Callable[[str], None],
         examined: Callable[[], Iterable[CheckResult]],
-        listener: ProbeListener | None = None,
+        agent: Agent | None = None,
+        do: Callable[[Sequence[Action]], None] = lambda _: None,
     ) -> None:
+        """`agent` decides what follows from probes, and `do` carries it out."""
         probes = settings.probes_to_run()
         self._settings: dict[str, ProbeSettings] = dict(probes)
         self._clock = clock
@@ -64,7 +51,8 @@ class PeriodicProbes:
         self._record = record
         self._say = say
         self._examined = examined
-        self._listener = listener
+        self._agent = agent
+        self._do = do
         self._history = ProbeHistory(probes)
         share = settings.probe_cpu_percent / 100
         self._schedule = ProbeSchedule(probes, share, node, clock.now())
@@ -188,7 +176,7 @@ class PeriodicProbes:
 
     def _follow(self, change: ProbeChange, fact: str) -> None:
         """Show the change, and have the agent act on it where the policy wants that."""
-        acts = self._listener is not None and change.policy != "observe"
+        acts = self._agent is not None and change.policy != "observe"
         match change.kind:
             case "failed":
                 wanted = "" if acts else " (it is only observed)"
@@ -203,12 +191,12 @@ class PeriodicProbes:
                 self._say(f"probe {change.check}: {change.reason}")
             case "still_failing":
                 pass
-        if not acts or self._listener is None or change.kind == "flapping":
+        if not acts or self._agent is None or change.kind == "flapping":
             return
         if change.kind == "recovered":
-            self._listener.probe_recovered(change, fact)
+            self._do(self._agent.check_recovered(change.check, change.reason, fact))
         else:
-            self._listener.probe_failed(change, fact)
+            self._do(self._agent.check_failed(change.check, change.policy, change.reason, fact))
 
     def _report_unknown(self, name: str, run: ProbeRun) -> None:
         """Show once that a probe has no result, until it has one again."""
@@ -237,8 +225,8 @@ class PeriodicProbes:
             for name in order.checks:
                 run = await self._workers.run(name, order.within_s, self._own_pids())
                 reason = run.results[0].reason if run.results else ""
-                if self._listener is not None:
-                    self._listener.probe_compared(name, state_of(run.results), reason)
+                if self._agent is not None:
+                    self._do(self._agent.check_compared(name, state_of(run.results), reason))
 
 
 def _failures(change: ProbeChange) -> int:
