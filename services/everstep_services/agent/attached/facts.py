@@ -4,8 +4,6 @@ Each agent records the nodes and incidents that it sees. The agent of slot 0 als
 its allocation and its rounds, which rendezvous would record otherwise.
 """
 
-from dataclasses import dataclass
-
 from everstep import __version__
 from everstep.clock import Clock
 from everstep.ids import new_id
@@ -20,14 +18,12 @@ from everstep.messages import (
     Member,
     NodeJoined,
     NodeLeft,
-    ProgressMade,
     RoundEnded,
     RoundFormed,
     RoundStarted,
     StartRanks,
 )
 from everstep.messages.base import earlier
-from everstep.messages.facts.stamp import FactHead, FactStamp, JobFactHead, RoundFactHead
 from everstep_services.agent.attached.attached_plan import AttachedPlan
 from everstep_services.agent.attached.attendance import (
     IncidentCloses,
@@ -35,58 +31,15 @@ from everstep_services.agent.attached.attendance import (
     JobOver,
     RoundEnds,
 )
-
-_EVERY_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class StepsMade:
-    """Steps that were made since the last record."""
-
-    step: int
-    is_first: bool
-    steps: int
-    steps_s: float
+from everstep_services.agent.telemetry.facts import AgentFacts
 
 
-class StepCounter:
-    """Counts the steps of one round at a time."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._said_at = clock.now()
-        self._said_step = 0
-
-    def begins(self) -> None:
-        """A round begins."""
-        self._said_at = self._clock.now()
-        self._said_step = 0
-
-    def first(self, step: int) -> StepsMade | None:
-        """A rank has made its first step of the round."""
-        if self._said_step:
-            return None
-        return self._made(step, is_first=True, steps=1)
-
-    def since(self, step: int | None, *, is_last: bool = False) -> StepsMade | None:
-        """The steps to record by now; at the end of a round, all that were not recorded yet."""
-        is_due = is_last or self._clock.now() - self._said_at >= _EVERY_S
-        if not is_due or step is None or not 0 < self._said_step < step:
-            return None
-        return self._made(step, is_first=False, steps=step - self._said_step)
-
-    def _made(self, step: int, *, is_first: bool, steps: int) -> StepsMade:
-        now = self._clock.now()
-        took_s, self._said_at, self._said_step = now - self._said_at, now, step
-        return StepsMade(step, is_first, steps, took_s)
-
-
-class AttachedFacts:
-    """Makes facts in the name of one agent."""
+class AttachedFacts(AgentFacts):
+    """Makes facts in the name of one agent, and of the rendezvous that there is not."""
 
     def __init__(self, plan: AttachedPlan, clock: Clock) -> None:
+        super().__init__(plan.job, plan.node, clock)
         self._plan = plan
-        self._clock = clock
 
     def order(self, number: int, rank: int, local_rank: int) -> StartRanks:
         """The order that rendezvous would have given, as far as it concerns this rank."""
@@ -204,17 +157,6 @@ class AttachedFacts:
             lost_steps=closes.lost_steps,
         )
 
-    def progress(self, number: int, made: StepsMade) -> ProgressMade:
-        """The progress of the training, from slot 0."""
-        return ProgressMade(
-            **self._of_round(number),
-            step=made.step,
-            node=self._plan.node,
-            is_first=made.is_first,
-            steps=made.steps,
-            steps_s=round(made.steps_s, 6),
-        )
-
     def ends(self, over: JobOver, rounds: int, step: int | None) -> list[Fact]:
         """The job is over."""
         plan = self._plan
@@ -240,13 +182,3 @@ class AttachedFacts:
             exit_code=over.exit_code,
         )
         return [left, ended, allocation]
-
-    def _of_round(self, number: int) -> RoundFactHead:
-        return {**self._head(), "round": number}
-
-    def _of_job(self) -> JobFactHead:
-        return {**self._head(), "round": None}
-
-    def _head(self) -> FactHead:
-        stamp = FactStamp(self._clock.wall(), new_id, f"agent/{self._plan.node}")
-        return stamp.head(self._plan.job)

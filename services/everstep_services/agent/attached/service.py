@@ -15,7 +15,7 @@ from everstep.messages import BeatNow, Fact, NodeBeat, RankBeat, RankStalled, St
 from everstep_services.agent.attached import attendance
 from everstep_services.agent.attached.attached_plan import AttachedPlan
 from everstep_services.agent.attached.evidence import AttachedEvidence
-from everstep_services.agent.attached.facts import AttachedFacts, StepCounter, StepsMade
+from everstep_services.agent.attached.facts import AttachedFacts
 from everstep_services.agent.attached.rank_stderr import RankStderr
 from everstep_services.agent.attached.rank_watch import FoundPage, RankWatch
 from everstep_services.agent.attached.stalls import AttachedStalls
@@ -29,8 +29,8 @@ from everstep_services.agent.ranks.setup import read_error
 from everstep_services.agent.ranks.source import RankSource
 from everstep_services.agent.replicas.node_checkpoints import NodeCheckpoints
 from everstep_services.agent.runtime.background import BackgroundLoops
-from everstep_services.agent.telemetry.facts import AgentFacts
 from everstep_services.agent.telemetry.progress import beat_of
+from everstep_services.agent.telemetry.step_figures import StepCounter, StepsMade
 from everstep_services.agent.timings.monitor import RoundPosition, TimingMonitor
 from trainer_sdk.page_content import CountedBy
 from trainer_sdk.wire import Checkpointed, Restarted, Stepped
@@ -60,8 +60,7 @@ class AttachedService:
         self._here = attendance.Attendance(
             place.local_size, place.max_restarts, _LINGER_S, clock.now()
         )
-        self._story = AttachedFacts(plan, clock)
-        self._records = AgentFacts(plan.job, plan.node, clock)
+        self._records = AttachedFacts(plan, clock)
         self._orders: dict[int, StartRanks] = {}
         self._recorder = Recorder(bus, clock)
         self._steps = StepCounter(clock)
@@ -158,7 +157,7 @@ class AttachedService:
         log.info("rank_found round=%d rank=%d pid=%d", page.round, page.rank, page.pid)
         acts = self._here.came(page.round, page.rank, page.pid, self._clock.now())
         self._do(acts)
-        order = self._story.order(page.round, page.rank, page.local_rank)
+        order = self._records.order(page.round, page.rank, page.local_rank)
         if any(isinstance(act, attendance.RoundBegins) for act in acts):
             self._orders.clear()
             self._watching.begins(page.round, self._clock.now())
@@ -246,7 +245,7 @@ class AttachedService:
                 self._recorder.keep(fact)
 
     def _told(self, act: attendance.Act) -> Sequence[Fact]:
-        story, number = self._story, self._here.round
+        story, number = self._records, self._here.round
         match act:
             case attendance.RoundBegins():
                 facts = [] if self._has_begun else story.begins()
@@ -313,7 +312,7 @@ class AttachedService:
 
     def _say_progress(self, made: StepsMade | None) -> None:
         if made is not None and self._plan.tells_of_job:
-            self._recorder.keep(self._story.progress(self._here.round, made))
+            self._recorder.keep(self._records.progress_made(self._here.round, made))
 
     async def _say_goodbye(self) -> None:
         self._beat("leaving")

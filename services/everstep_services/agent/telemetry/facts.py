@@ -46,7 +46,7 @@ from everstep_services.agent.probes.verdicts import NodeExamination
 from everstep_services.agent.ranks.protocol import Stopped
 from everstep_services.agent.stalls.judge import Moving, Stalled, WatchState
 from everstep_services.agent.stalls.process_state import ProcessState
-from everstep_services.agent.telemetry.step_figures import NO_FIGURES, StepFigures
+from everstep_services.agent.telemetry.step_figures import NO_FIGURES, StepFigures, StepsMade
 from trainer_sdk.wire import Injected, Restarted
 
 _FIRST_NAMESPACE = 0xEFFFFFFC
@@ -128,25 +128,22 @@ class AgentFacts:
             held_by=devices.by,
         )
 
-    def progress_made(  # noqa: PLR0913  what a fact about steps has
+    def progress_made(
         self,
-        order: StartRanks,
-        step: int,
+        round: int,
+        made: StepsMade,
         *,
-        is_first: bool,
-        steps: int,
-        steps_s: float,
-        is_counted_anew: bool,
+        is_counted_anew: bool = False,
         lost_steps: int = 0,
         figures: StepFigures = NO_FIGURES,
     ) -> ProgressMade:
         return ProgressMade(
-            **self._of_round(order.round),
-            step=step,
+            **self._of_round(round),
+            step=made.step,
             node=self._node,
-            is_first=is_first,
-            steps=steps,
-            steps_s=steps_s,
+            is_first=made.is_first,
+            steps=made.steps,
+            steps_s=made.steps_s,
             step_p50_s=figures.p50_s,
             step_p99_s=figures.p99_s,
             step_max_s=figures.max_s,

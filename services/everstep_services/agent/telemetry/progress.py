@@ -19,10 +19,14 @@ from everstep_services.agent.ranks.source import RankSource
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.stalls.monitor import RankStanding, StallMonitor
 from everstep_services.agent.telemetry.facts import AgentFacts
-from everstep_services.agent.telemetry.step_figures import NO_FIGURES, StepFigures, read_figures
+from everstep_services.agent.telemetry.step_figures import (
+    NO_FIGURES,
+    StepCounter,
+    StepFigures,
+    read_figures,
+)
 from trainer_sdk.page_content import CountedBy, PageReading
 
-_EVERY_S = 60.0
 _LONGEST_S = 1e9
 _SECTIONS_EVERY = 10
 """Beats."""
@@ -48,8 +52,7 @@ class ProgressReader:
         self._clock = clock
         self._sequence = 0
         self._order: StartRanks | None = None
-        self._said_at = clock.now()
-        self._said_step = 0
+        self._steps = StepCounter(clock)
         self._last_step: int | None = None
         self._is_later = False
         """Whether the job has made steps before: what the SDK counts anew is then no number."""
@@ -61,8 +64,8 @@ class ProgressReader:
     def begins(self, order: StartRanks) -> None:
         """The ranks of a round are about to be started here."""
         self._order = order
-        self._said_at = self._clock.now()
-        self._said_step = self.warm_ranks = 0
+        self._steps.begins()
+        self.warm_ranks = 0
         self._last_step = None
         self._is_later = order.reached_step is not None
 
@@ -72,14 +75,11 @@ class ProgressReader:
 
     def stepped(self, order: StartRanks, rank: int, step: int) -> ProgressMade | None:
         """The fact that the training steps again, from slot 0: a rank has made its first step."""
-        if order.slot != 0 or self._said_step:
+        made = self._steps.first(step) if order.slot == 0 else None
+        if made is None:
             return None
-        self._said_step = step
-        now = self._clock.now()
-        took_s, self._said_at = now - self._said_at, now
         return self._records.progress_made(
-            order, step, is_first=True, steps=1, steps_s=round(took_s, 6),
-            is_counted_anew=not self.is_numbered(rank),
+            order.round, made, is_counted_anew=not self.is_numbered(rank),
             lost_steps=steps_again(self._numbered(rank, step), order.reached_step) or 0,
             figures=self._figures(order.first_rank, 1),
         )  # fmt: skip
@@ -119,7 +119,7 @@ class ProgressReader:
 
     def facts(self) -> Iterator[ProgressMade]:
         """Once a minute, while steps are made, the number of steps and their time; from slot 0."""
-        if self._order is not None and self._clock.now() - self._said_at >= _EVERY_S:
+        if self._order is not None:
             yield from self._progressed(self._order)
 
     def ends(self) -> Iterator[ProgressMade]:
@@ -127,7 +127,7 @@ class ProgressReader:
         self.last_step()  # rendezvous asks for it when the ranks are gone
         order, self._order = self._order, None
         if order is not None:
-            yield from self._progressed(order)
+            yield from self._progressed(order, is_last=True)
 
     def beat(
         self, *, cut_off: bool, door: LivenessPort | None = None, alive: tuple[str, ...] = ()
@@ -172,18 +172,14 @@ class ProgressReader:
         self._told_limits = limits
         return limits
 
-    def _progressed(self, order: StartRanks) -> Iterator[ProgressMade]:
+    def _progressed(self, order: StartRanks, *, is_last: bool = False) -> Iterator[ProgressMade]:
         step = self.step(order.first_rank)
-        if order.slot != 0 or step is None or not 0 < self._said_step < step:
-            return
-        now = self._clock.now()
-        steps, took_s = step - self._said_step, now - self._said_at
-        self._said_step, self._said_at = step, now
-        yield self._records.progress_made(
-            order, step, is_first=False, steps=steps, steps_s=round(took_s, 6),
-            is_counted_anew=not self.is_numbered(order.first_rank),
-            figures=self._figures(order.first_rank, steps),
-        )  # fmt: skip
+        made = self._steps.since(step, is_last=is_last) if order.slot == 0 else None
+        if made is not None:
+            yield self._records.progress_made(
+                order.round, made, is_counted_anew=not self.is_numbered(order.first_rank),
+                figures=self._figures(order.first_rank, made.steps),
+            )  # fmt: skip
 
     def _figures(self, rank: int, steps: int) -> StepFigures:
         rank_watch = self._source.watched(rank)

@@ -1,14 +1,58 @@
-"""The lengths of a rank's latest steps, and the metrics that its script reports."""
+"""The steps of a round, the lengths of the latest, and the metrics that a script reports."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, isfinite
 
+from everstep.clock import Clock
 from everstep.messages import ReportedValue
 from trainer_sdk.page import BadPageError, PageView
 
 _STEPS_MOST = 500
 """The page keeps 512; the oldest of them may be overwritten while it is read."""
+_EVERY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepsMade:
+    """Steps that were made since the last record."""
+
+    step: int
+    is_first: bool
+    steps: int
+    steps_s: float
+
+
+class StepCounter:
+    """Counts the steps of one round at a time."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._said_at = clock.now()
+        self._said_step = 0
+
+    def begins(self) -> None:
+        """A round begins."""
+        self._said_at = self._clock.now()
+        self._said_step = 0
+
+    def first(self, step: int) -> StepsMade | None:
+        """A rank has made its first step of the round."""
+        if self._said_step:
+            return None
+        return self._made(step, is_first=True, steps=1)
+
+    def since(self, step: int | None, *, is_last: bool = False) -> StepsMade | None:
+        """The steps to record by now; at the end of a round, all that were not recorded yet."""
+        is_due = is_last or self._clock.now() - self._said_at >= _EVERY_S
+        if not is_due or step is None or not 0 < self._said_step < step:
+            return None
+        return self._made(step, is_first=False, steps=step - self._said_step)
+
+    def _made(self, step: int, *, is_first: bool, steps: int) -> StepsMade:
+        now = self._clock.now()
+        took_s, self._said_at, self._said_step = now - self._said_at, now, step
+        return StepsMade(step, is_first, steps, round(took_s, 6))
 
 
 @dataclass(frozen=True, slots=True)
