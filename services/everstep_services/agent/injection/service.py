@@ -8,7 +8,6 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,9 @@ from everstep.bus.errors import BusError
 from everstep.bus.ports import Bus
 from everstep.errors import EverstepError
 from everstep.messages import FaultInjected, InjectFault, OperatorActed, StartRanks
+from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.injection.agent_faults import AgentFaults
+from everstep_services.agent.ranks.source import RankSource
 from everstep_services.agent.run_plan import RunPlan
 from trainer_sdk import layout
 from trainer_sdk.bootstrap.agent_link import ShortPath
@@ -91,22 +92,6 @@ _SIGNALS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class InjectionTargets:
-    """The present ranks of this node, for faults that are made on them."""
-
-    order: Callable[[], StartRanks | None]
-    """The order of their round."""
-    folder: Callable[[int], Path | None]
-    """The folder with a rank's sockets; None if there is no such rank."""
-    pid: Callable[[int], int]
-    """The process of a rank; 0 while there is none."""
-    step: Callable[[int], int | None]
-    """The last step of a rank."""
-    told: Callable[[FaultInjected], None]
-    """Hears of each fault before it is made."""
-
-
 class FaultInjector:
     """The faults of one agent. It exists only if `--allow-injection` was given."""
 
@@ -115,12 +100,14 @@ class FaultInjector:
         plan: RunPlan,
         bus: Bus,
         harm: AgentFaults,
-        ranks: InjectionTargets,
+        agent: Agent,
+        ranks: RankSource,
         say: Callable[[str], None],
     ) -> None:
         self._plan = plan
         self._bus = bus
         self._harm = harm
+        self._agent = agent
         self._ranks = ranks
         self._say = say
         self._heard: set[str] = set()
@@ -162,7 +149,7 @@ class FaultInjector:
 
     async def _until_due(self, order: InjectFault) -> None:
         while True:
-            now = self._ranks.order()
+            now = self._agent.order
             if now is None or now.round != order.round:
                 raise BadFaultError(f"round {order.round} is over, and {order.fault} was for it")
             if order.after_step is None or self._step(order, now) >= order.after_step:
@@ -199,7 +186,7 @@ class FaultInjector:
         await self._harm.make(wished)
 
     async def _on_process(self, order: InjectFault, wished: FaultRequest, rank: int) -> None:
-        pid = self._ranks.pid(rank)
+        pid = self._pid(rank)
         if not pid:
             raise BadFaultError(f"rank {rank} has no process on {self._plan.node}")
         await self._announce(order, wished)
@@ -208,8 +195,13 @@ class FaultInjector:
             try:
                 await asyncio.sleep(wished.for_s)
             finally:
-                if self._ranks.pid(rank) == pid:
+                if self._pid(rank) == pid:
                     os.kill(pid, signal.SIGCONT)
+
+    def _pid(self, rank: int) -> int:
+        """The process of a rank; 0 while there is none."""
+        watched = self._ranks.watched(rank)
+        return 0 if watched is None or watched.gone else watched.pid
 
     async def _in_rank(self, order: InjectFault, wished: FaultRequest, rank: int) -> None:
         folder = self._ranks.folder(rank)
@@ -232,7 +224,7 @@ class FaultInjector:
             lasts_s=wished.for_s,
             expected=wished.fault.effect,
         )
-        self._ranks.told(fact)
+        self._agent.injected(fact)
         await self._bus.record(fact)
         where = self._plan.node if order.rank is None else f"rank {order.rank}"
         self._say(f"{order.by} injects {wished.fault.name} into {where}: {wished.fault.effect}")

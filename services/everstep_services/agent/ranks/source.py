@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from pathlib import Path
 
 from everstep.messages import StartRanks
 from everstep_services.agent.ranks.round_watch import WatchedRank
@@ -22,6 +23,11 @@ class RankSource:
         """The contents of a rank's page; None before it is opened, or if it cannot be trusted."""
         watched = self.watched(rank)
         return None if watched is None else watched.reading()
+
+    def folder(self, rank: int) -> Path | None:
+        """The folder with a rank's sockets; None if there is no such rank."""
+        watched = self.watched(rank)
+        return None if watched is None else watched.folder
 
     def step(self, rank: int) -> int | None:
         """The last step of a rank in this round, as its page shows."""

@@ -4,8 +4,8 @@ import errno
 import random
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from everstep import __version__
 from everstep.errors import EverstepError
@@ -87,23 +87,16 @@ class RendezvousPort:
             self._reserved = None
 
 
-class StartStopTimes(Protocol):
-    """How the last starts and stops of ranks went, as their owner knows it."""
+@dataclass(slots=True)
+class StartStopTimes:
+    """How the last starts and stops of ranks went."""
 
-    @property
-    def is_warm(self) -> bool:
-        """Whether the forge is ready."""
-        ...
-
-    @property
-    def evidence_s(self) -> float:
-        """How long evidence was collected before the last round's ranks were stopped."""
-        ...
-
-    @property
-    def stop_s(self) -> float:
-        """How long the last round's ranks took to stop."""
-        ...
+    is_warm: bool = False
+    """Whether the forge is ready."""
+    evidence_s: float = 0.0
+    """How long evidence was collected before the last round's ranks were stopped."""
+    stop_s: float = 0.0
+    """How long the last round's ranks took to stop."""
 
 
 class AgentStatus:

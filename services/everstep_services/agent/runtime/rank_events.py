@@ -25,7 +25,7 @@ from everstep_services.agent.ranks.protocol import (
     WardenLost,
 )
 from everstep_services.agent.rendezvous_client.script_requests import ScriptRequests
-from everstep_services.agent.rendezvous_client.status import RendezvousPort
+from everstep_services.agent.rendezvous_client.status import RendezvousPort, StartStopTimes
 from everstep_services.agent.replicas.node_checkpoints import NodeCheckpoints
 from everstep_services.agent.runtime.background import unharmed
 from everstep_services.agent.runtime.rank_runner import RankRunner
@@ -96,12 +96,7 @@ class RankEvents:
         self._agent = agent
         self._do = do
         self._observers = observers
-        self.is_warm = False
-        """Whether the forge is ready."""
-        self.evidence_s = 0.0
-        """How long evidence was collected before the last round's ranks were stopped."""
-        self.stop_s = 0.0
-        """How long the last round's ranks took to stop."""
+        self.times = StartStopTimes()
         self._leaving: dict[tuple[int, int], RankExit] = {}
         """Round and rank of scripts that have asked to exit, and whose processes have not exited
         yet."""
@@ -132,7 +127,7 @@ class RankEvents:
     # -- the warden ------------------------------------------------------------------------------
 
     def _forge_is(self, event: ForgeUp | ForgeDown) -> None:
-        self.is_warm = isinstance(event, ForgeUp)
+        self.times.is_warm = isinstance(event, ForgeUp)
         if isinstance(event, ForgeUp):
             log.info("forge_ready took_s=%.2f preloaded=%s", event.took_s, event.preloaded)
             self._unfit = ""
@@ -146,7 +141,7 @@ class RankEvents:
 
     def _warden_lost(self, event: WardenLost) -> None:
         order = self._agent.order
-        self.is_warm = False
+        self.times.is_warm = False
         self._workdir.say(event.reason, is_warning=True)
         if order is not None:
             for rank in range(order.first_rank, order.first_rank + order.ranks):
@@ -360,7 +355,7 @@ class RankEvents:
 
     async def round_stops(self, stop: actions.StopRound) -> None:
         """Collect evidence, within the limit of the order: every restart waits for it."""
-        self.evidence_s = 0.0
+        self.times.evidence_s = 0.0
         if stop.incident is None:
             return
         with unharmed("the logs of ranks that are stopped"):
@@ -371,7 +366,7 @@ class RankEvents:
         with unharmed("the evidence of ranks that are stopped"):
             order, watch = self._agent.order, self.runner.warden.watch
             await self._observers.collection.before_stop(stop, stop.incident, order, watch)
-        self.evidence_s = self._clock.now() - began
+        self.times.evidence_s = self._clock.now() - began
 
     def capture(self, wanted: CollectEvidence) -> None:
         """Collect from ranks that continue to run; an unknown kind is reported as missing."""
@@ -391,7 +386,7 @@ class RankEvents:
         """No rank is left."""
         observers, order = self._observers, self._agent.order
         assert order is not None
-        self.stop_s = outcome.stop_s
+        self.times.stop_s = outcome.stop_s
         last: list[Fact] = []
         with unharmed("the end of a round"):
             last += observers.progress.ends()
@@ -405,7 +400,7 @@ class RankEvents:
         with unharmed("the record of ranks that were stopped"):
             if outcome.ranks:
                 stopped = observers.records.ranks_stopped(
-                    order, outcome, evidence_s=self.evidence_s
+                    order, outcome, evidence_s=self.times.evidence_s
                 )
                 last.append(stopped)
             if stop.incident is not None:

@@ -6,7 +6,6 @@ import signal
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from everstep import subjects
@@ -114,7 +113,7 @@ class AgentService:
         self._checkpoints = NodeCheckpoints(plan.job, plan.node, clock, record, states)
         self._rendezvous = RendezvousClient(bus, clock, plan.job, self)
         self._requests = ScriptRequests(plan, bus, clock, workdir.say)
-        ranks = RankSource(
+        self._source = ranks = RankSource(
             lambda: self._agent.live_ranks, self._watched, lambda _: self._agent.order
         )
         self._stalls = StallRecorder(
@@ -173,7 +172,7 @@ class AgentService:
         )  # fmt: skip
         self._questions = AgentStatus(
             plan, instance, self._agent, self._progress, self._checks, self._probes,
-            self._checkpoints, lambda: self._measuring.figures, self._ranks, port,
+            self._checkpoints, lambda: self._measuring.figures, self._ranks.times, port,
         )  # fmt: skip
         self._injection = None if harm is None else self._opened_to(harm)
         self._allocation = AllocationLink(
@@ -300,7 +299,7 @@ class AgentService:
     # -- the ranks --------------------------------------------------------------------------------
 
     def _pids(self) -> Collection[int]:
-        return self._progress.pids(self._agent.live_ranks).values()
+        return self._source.pids(self._agent.live_ranks).values()
 
     def _watched(self, rank: int) -> WatchedRank | None:
         return self._ranks.runner.warden.watch.rank(rank)
@@ -320,27 +319,16 @@ class AgentService:
         timings = TimingMonitor(
             plan.job, plan.node, self._bus, self._clock, self._place, self._watched, role=role
         )
-        spreads = RankSpreads(plan.job, self._bus, self._clock, lambda: self._folder_of(0))
+        spreads = RankSpreads(plan.job, self._bus, self._clock, lambda: self._source.folder(0))
         return (timings.tell_for_ever, spreads.tell_for_ever)
-
-    def _folder_of(self, rank: int) -> Path | None:
-        seen = self._watched(rank)
-        return None if seen is None else seen.folder
 
     # -- faults on purpose -----------------------------------------------------------------------
 
     def _opened_to(self, harm: "AgentFaults") -> "FaultInjector":
-        from everstep_services.agent.injection.service import FaultInjector, InjectionTargets
+        from everstep_services.agent.injection.service import FaultInjector
 
-        watched = self._watched
-        ranks = InjectionTargets(
-            order=lambda: self._agent.order,
-            folder=self._folder_of,
-            pid=lambda rank: 0 if (seen := watched(rank)) is None or seen.gone else seen.pid,
-            step=self._progress.step,
-            told=self._agent.injected,
-        )
-        return FaultInjector(self._plan, self._bus, harm, ranks, self._workdir.say)
+        say = self._workdir.say
+        return FaultInjector(self._plan, self._bus, harm, self._agent, self._source, say)
 
     async def _hear_faults_for_ever(self) -> None:
         if self._injection is not None:
