@@ -64,7 +64,7 @@ class AttachedFacts(AgentFacts):
         """The first rank is here."""
         plan = self._plan
         joined = NodeJoined(
-            **self._of_job(),
+            **self.of_job(),
             node=plan.node,
             allocation=plan.allocation,
             ranks=plan.place.local_size,
@@ -74,7 +74,7 @@ class AttachedFacts(AgentFacts):
         if not plan.tells_of_job:
             return [joined]
         started = JobStarted(
-            **self._of_job(),
+            **self.of_job(),
             spec=plan.spec,
             world_size=plan.place.world_size,
             allocation=plan.allocation,
@@ -82,7 +82,7 @@ class AttachedFacts(AgentFacts):
             version=__version__,
         )
         allocation = AllocationStarted(
-            **self._of_job(),
+            **self.of_job(),
             allocation=plan.allocation,
             scheduler=plan.scheduler.name,
             scheduler_job=plan.scheduler.job,
@@ -99,7 +99,7 @@ class AttachedFacts(AgentFacts):
         place, (address, port) = plan.place, plan.master
         member = Member(slot=0, node=plan.node, first_rank=0, ranks=place.local_size)
         formed = RoundFormed(
-            **self._of_round(number),
+            **self.of_round(number),
             members=(member,),
             world_size=place.world_size,
             waited_s=0.0,
@@ -109,7 +109,7 @@ class AttachedFacts(AgentFacts):
             restarts=number - 1,
         )
         started = RoundStarted(
-            **self._of_round(number), start_s=0.0, master_address=address, master_port=port
+            **self.of_round(number), start_s=0.0, master_address=address, master_port=port
         )
         return [formed, started]
 
@@ -118,7 +118,7 @@ class AttachedFacts(AgentFacts):
         if not self._plan.tells_of_job:
             return []
         ended = RoundEnded(
-            **self._of_round(ends.round),
+            **self.of_round(ends.round),
             cause=ends.cause,
             reason=ends.reason,
             lasted_s=round(ends.lasted_s, 3),
@@ -134,7 +134,7 @@ class AttachedFacts(AgentFacts):
         """A rank has failed by itself."""
         now, waited_s = self._clock.wall(), opens.waited_s
         return IncidentOpened(
-            **self._of_round(number),
+            **self.of_round(number),
             incident=incident,
             trigger=opens.trigger,
             reason=opens.reason,
@@ -148,7 +148,7 @@ class AttachedFacts(AgentFacts):
     def closes(self, number: int, incident: str, closes: IncidentCloses) -> Fact:
         """The training steps again, or will not."""
         return IncidentClosed(
-            **self._of_round(number),
+            **self.of_round(number),
             incident=incident,
             outcome=closes.outcome,
             reason=closes.reason,
@@ -162,12 +162,12 @@ class AttachedFacts(AgentFacts):
         plan = self._plan
         cause = "done" if over.state == "done" else "failed"
         left = NodeLeft(
-            **self._of_job(), node=plan.node, cause=cause, reason=over.reason, slot=plan.place.slot
+            **self.of_job(), node=plan.node, cause=cause, reason=over.reason, slot=plan.place.slot
         )
         if not plan.tells_of_job:
             return [left]
         ended = JobEnded(
-            **self._of_job(),
+            **self.of_job(),
             state=over.state,
             exit_code=over.exit_code,
             reason=over.reason,
@@ -175,7 +175,7 @@ class AttachedFacts(AgentFacts):
             rounds=rounds,
         )
         allocation = AllocationEnded(
-            **self._of_job(),
+            **self.of_job(),
             allocation=plan.allocation,
             state="lost" if over.state == "unknown" else over.state,
             reason=over.reason,

@@ -11,7 +11,15 @@ from everstep.bus.facts.recorder import Recorder
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.ids import new_id
-from everstep.messages import BeatNow, Fact, NodeBeat, RankBeat, RankStalled, StartRanks
+from everstep.messages import (
+    BeatNow,
+    Fact,
+    NodeBeat,
+    RankBeat,
+    RankStalled,
+    RankStarted,
+    StartRanks,
+)
 from everstep_services.agent.attached import attendance
 from everstep_services.agent.attached.attached_plan import AttachedPlan
 from everstep_services.agent.attached.evidence import AttachedEvidence
@@ -171,11 +179,11 @@ class AttachedService:
 
     def _runs(self, event: RankRuns) -> None:
         order = self._orders[event.rank]
-        self._recorder.keep(
-            self._records.rank_started(
-                order, event.rank, pid=event.pid, start="attached", start_s=0.0, log=""
-            )
-        )
+        started = RankStarted(
+            **self._records.of_rank(order, event.rank), pid=event.pid, start="attached",
+            start_s=0.0, log="",
+        )  # fmt: skip
+        self._recorder.keep(started)
 
     def _said(self, event: RankSaid) -> None:
         match event.message:

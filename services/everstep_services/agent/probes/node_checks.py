@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from everstep.clock import Clock
-from everstep.messages import CheckResult, Fact, RunChecks
+from everstep.messages import CheckResult, Fact, NodeCheckFinished, RunChecks
 from everstep_services.agent.probes import registry
 from everstep_services.agent.probes.runner.examiner import NodeExaminer
 from everstep_services.agent.probes.verdicts import NodeExamination
@@ -93,7 +93,12 @@ class NodeChecks:
         if not wanted.names:
             self.failing = tuple(result for result in done.results if result.state != "ok")
         if self._is_news(done, wanted):
-            self._record(self._records.node_checked(done))
+            fact = NodeCheckFinished(
+                **self._records.of_job(), node=self._records.node, occasion=done.occasion,
+                is_healthy=done.is_healthy, took_s=done.took_s, results=done.worth_telling,
+                checks=done.checks,
+            )  # fmt: skip
+            self._record(fact)
 
     def _is_news(self, done: NodeExamination, wanted: _Wanted) -> bool:
         """Whether to record an examination: a periodic one if it changed, or while a check fails.

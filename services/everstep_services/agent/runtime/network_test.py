@@ -8,7 +8,14 @@ from itertools import islice
 from msgspec.structs import replace
 
 from everstep.clock import Clock
-from everstep.messages import Fact, MeasureNetwork, NetworkFigures, NetworkLink, NetworkPeer
+from everstep.messages import (
+    Fact,
+    MeasureNetwork,
+    NetworkFigures,
+    NetworkLink,
+    NetworkMeasured,
+    NetworkPeer,
+)
 from everstep.node_pairs import schedule
 from everstep.settings import remember_secret
 from everstep_services.agent.probes.network import pair_test
@@ -86,8 +93,11 @@ class NetworkTestRunner:
         finally:  # before ranks need the GPUs
             await asyncio.gather(*(end.stop() for end in ends))
         log.info("network_measured test=%s links=%d reason=%s", order.id, len(links), reason)
-        took_s = self._clock.now() - heard_at
-        fact = self._records.network_measured(order, links, reason, took_s)
+        fact = NetworkMeasured(
+            **self._records.of_job(), node=self._node, test=order.id,
+            nodes=tuple(peer.node for peer in order.peers), links=tuple(links), reason=reason,
+            took_s=round(self._clock.now() - heard_at, 3),
+        )  # fmt: skip
         self._record(fact)
         self.figures = NetworkFigures(
             test=order.id, node=self._node, fact=fact.id, links=tuple(links), reason=reason

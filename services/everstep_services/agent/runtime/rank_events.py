@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from everstep.clock import Clock
-from everstep.messages import CollectEvidence, Fact, StartRanks
+from everstep.messages import CollectEvidence, Fact, RanksStopped, RankStarted, StartRanks
 from everstep_services.agent.core import actions
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.core.exit import RankExit
@@ -180,9 +180,8 @@ class RankEvents:
             self._unfit = ""
         with unharmed("the record of a start"):
             observers.evidence.rank_runs(order, event.rank, event.pid)
-            started = observers.records.rank_started(
-                order,
-                event.rank,
+            started = RankStarted(
+                **observers.records.of_rank(order, event.rank),
                 pid=event.pid,
                 start=event.start,
                 start_s=event.start_s,
@@ -399,9 +398,13 @@ class RankEvents:
         self._do(self._agent.stopped(stop.round))
         with unharmed("the record of ranks that were stopped"):
             if outcome.ranks:
-                stopped = observers.records.ranks_stopped(
-                    order, outcome, evidence_s=self.times.evidence_s
-                )
+                stopped = RanksStopped(
+                    **observers.records.of_round(order.round), node=observers.records.node,
+                    slot=order.slot, ranks=outcome.ranks, killed=outcome.killed,
+                    stop_s=outcome.stop_s, evidence_s=self.times.evidence_s,
+                    device_wait_s=round(outcome.devices.wait_s, 3),
+                    device_held_bytes=outcome.devices.octets, held_by=outcome.devices.by,
+                )  # fmt: skip
                 last.append(stopped)
             if stop.incident is not None:
                 observers.evidence.round_stopped(

@@ -188,7 +188,10 @@ class StallFacts:
         rank = moving.stalled.place.rank
         order, fact = self._ranks.order(rank), self._facts.pop(rank, None)
         if order is not None and fact is not None:
-            recovered = self._records.rank_recovered(order, moving, fact.id)
+            recovered = RankRecovered(
+                **self._records.of_rank(order, rank), stalled_s=round(moving.stalled_s, 3),
+                stall=fact.id, step=moving.step, section=moving.section,
+            )  # fmt: skip
             self._record(recovered)
             self._recovered(recovered, moving)
 

@@ -10,7 +10,7 @@ from everstep.bus.errors import BusConfigError, BusError, BusRefusedError
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.ids import new_id
-from everstep.messages import BlobRef, CollectEvidence, Fact, StartRanks
+from everstep.messages import BlobRef, CollectEvidence, EvidenceCollected, Fact, StartRanks
 from everstep_services.agent.collectors.collection import Collector, Piece, Scene, collect
 from everstep_services.agent.collectors.registry import Collectors
 from everstep_services.agent.collectors.stacks import LEAST_S
@@ -167,8 +167,9 @@ class Collections:
                     return
                 missing = str(error)
         self._record(
-            self._records.evidence(
-                round, incident, piece.evidence, rank=piece.rank, blob=blob, took_s=piece.took_s,
+            EvidenceCollected(
+                **self._records.of_round(round), node=self._records.node, incident=incident,
+                evidence=piece.evidence, rank=piece.rank, blob=blob, took_s=piece.took_s,
                 summary="" if piece.content is None else piece.content.summary, missing=missing,
             )
         )  # fmt: skip
@@ -318,10 +319,11 @@ class EvidenceRecorder(Collections):
             where = self._logs.file(round, rank, stream)
             summary = f"{stream}: the last {blob.size_bytes} bytes of {where}"
             self._record(
-                self._records.evidence(
-                    round, failure.incident, "log", rank=rank, blob=blob, summary=summary
+                EvidenceCollected(
+                    **self._records.of_round(round), node=self._records.node, evidence="log",
+                    incident=failure.incident, rank=rank, blob=blob, summary=summary,
                 )
-            )
+            )  # fmt: skip
         failure.blobs = {}
 
     def _tail(self, round: int, rank: int, stream: str) -> str:

@@ -1,6 +1,5 @@
 """The facts that an agent records about its ranks and its node."""
 
-from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -9,27 +8,16 @@ from everstep.ids import new_id
 from everstep.incident_causes import IN_PROCESS
 from everstep.messages import (
     BlobRef,
-    CheckResult,
-    EvidenceCollected,
     FaultInjected,
     IncidentClosed,
     IncidentOpened,
     Ledger,
-    MeasureNetwork,
-    NetworkLink,
-    NetworkMeasured,
-    NodeCheckFinished,
-    OperatorActed,
     PreemptionAcknowledged,
     PreemptionMissed,
-    PreemptionNoticed,
     PreemptionSaved,
     ProgressMade,
     RankExited,
-    RankRecovered,
-    RanksStopped,
     RankStalled,
-    RankStarted,
     StartRanks,
     WatchChanged,
 )
@@ -42,9 +30,7 @@ from everstep.messages.facts.stamp import (
 )
 from everstep_services.agent.core import actions
 from everstep_services.agent.core.exit import RankExit
-from everstep_services.agent.probes.verdicts import NodeExamination
-from everstep_services.agent.ranks.protocol import Stopped
-from everstep_services.agent.stalls.judge import Moving, Stalled, WatchState
+from everstep_services.agent.stalls.judge import Stalled, WatchState
 from everstep_services.agent.stalls.process_state import ProcessState
 from everstep_services.agent.telemetry.step_figures import NO_FIGURES, StepFigures, StepsMade
 from trainer_sdk.wire import Injected, Restarted
@@ -67,16 +53,8 @@ class AgentFacts:
 
     def __init__(self, job: str, node: str, clock: Clock) -> None:
         self._job = job
-        self._node = node
+        self.node = node
         self._clock = clock
-
-    def rank_started(  # noqa: PLR0913  what is known of a start
-        self, order: StartRanks, rank: int, *, pid: int, start: str, start_s: float, log: str,
-        cpus: str = "",
-    ) -> RankStarted:  # fmt: skip
-        return RankStarted(
-            **self._of_rank(order, rank), pid=pid, start=start, start_s=start_s, log=log, cpus=cpus
-        )
 
     def rank_exited(  # noqa: PLR0913  what is known of an end
         self,
@@ -92,7 +70,7 @@ class AgentFacts:
         incident: str | None = None,
     ) -> RankExited:
         return RankExited(
-            **self._of_rank(order, rank, fact_id),
+            **self.of_rank(order, rank, fact_id),
             pid=pid,
             how=ending.how,
             lasted_s=ending.lasted_s,
@@ -107,27 +85,6 @@ class AgentFacts:
             is_pid_of_host=_is_in_hosts_namespace(),
         )
 
-    def ranks_stopped(
-        self,
-        order: StartRanks,
-        stopped: Stopped,
-        *,
-        evidence_s: float,
-    ) -> RanksStopped:
-        devices = stopped.devices
-        return RanksStopped(
-            **self._of_round(order.round),
-            node=self._node,
-            slot=order.slot,
-            ranks=stopped.ranks,
-            killed=stopped.killed,
-            stop_s=stopped.stop_s,
-            evidence_s=evidence_s,
-            device_wait_s=round(devices.wait_s, 3),
-            device_held_bytes=devices.octets,
-            held_by=devices.by,
-        )
-
     def progress_made(
         self,
         round: int,
@@ -138,9 +95,9 @@ class AgentFacts:
         figures: StepFigures = NO_FIGURES,
     ) -> ProgressMade:
         return ProgressMade(
-            **self._of_round(round),
+            **self.of_round(round),
             step=made.step,
-            node=self._node,
+            node=self.node,
             is_first=made.is_first,
             steps=made.steps,
             steps_s=made.steps_s,
@@ -153,36 +110,12 @@ class AgentFacts:
             lost_steps=lost_steps,
         )
 
-    def evidence(  # noqa: PLR0913  a piece of evidence, or why there is none
-        self,
-        round: int,
-        incident: str,
-        evidence: str,
-        *,
-        rank: int | None,
-        blob: BlobRef | None,
-        summary: str = "",
-        missing: str = "",
-        took_s: float = 0.0,
-    ) -> EvidenceCollected:
-        return EvidenceCollected(
-            **self._of_round(round),
-            incident=incident,
-            node=self._node,
-            evidence=evidence,
-            rank=rank,
-            blob=blob,
-            summary=summary,
-            missing=missing,
-            took_s=took_s,
-        )
-
     def rank_stalled(
         self, order: StartRanks, stalled: Stalled, process: ProcessState, *, is_fatal: bool
     ) -> RankStalled:
         place = stalled.place
         return RankStalled(
-            **self._of_rank(order, place.rank),
+            **self.of_rank(order, place.rank),
             waited_s=round(stalled.waited_s, 3),
             limit_s=place.limit.s,
             limit_source=place.limit.source,
@@ -199,47 +132,17 @@ class AgentFacts:
             is_waiting_for_ranks=process.is_waiting_for_ranks,
         )
 
-    def rank_recovered(self, order: StartRanks, moving: Moving, stall: str) -> RankRecovered:
-        return RankRecovered(
-            **self._of_rank(order, moving.stalled.place.rank),
-            stalled_s=round(moving.stalled_s, 3),
-            stall=stall,
-            step=moving.step,
-            section=moving.section,
-        )
-
     def watch_changed(
         self, round: int | None, state: WatchState, reason: str, *,
         until_s: float | None = None, sections: tuple[str, ...] = (),
     ) -> WatchChanged:  # fmt: skip
         return WatchChanged(
-            **self._of_job(round),
-            node=self._node,
+            **self.of_job(round),
+            node=self.node,
             state=state,
             reason=reason,
             until_s=until_s,
             sections=sections,
-        )
-
-    def preemption_noticed(self, scheduler: str, act: actions.RecordNotice) -> PreemptionNoticed:
-        return PreemptionNoticed(
-            **self._of_job(),
-            node=self._node,
-            origin="signal" if scheduler == "none" else scheduler,
-            reason=act.reason,
-            grace_s=act.grace_s,
-            is_whole_job=False,
-        )
-
-    def interrupted(self, name: str) -> OperatorActed:
-        return OperatorActed(
-            **self._of_job(),
-            by=f"the terminal of {self._node}",
-            action="interrupt",
-            target=self._node,
-            outcome="accepted",
-            reason=f"{name} to its agent",
-            origin="signal",
         )
 
     def preemption(
@@ -251,25 +154,25 @@ class AgentFacts:
         step: int | None,
     ) -> PreemptionAcknowledged | PreemptionSaved | PreemptionMissed:
         """The outcome of a preemption; `step` is the last finished step, where that is known."""
-        of = self._of_round(order.round)
+        of = self.of_round(order.round)
         match act:
             case actions.RecordStopSeen():
                 waited_s = round(act.waited_s, 3)
                 return PreemptionAcknowledged(
-                    **of, node=self._node, step=act.step, waited_s=waited_s
+                    **of, node=self.node, step=act.step, waited_s=waited_s
                 )
             case actions.RecordSaved():
                 left_s = round(max(act.until - now, 0.0), 3)
                 return PreemptionSaved(**of, step=act.step, tier="script", left_s=left_s)
             case actions.RecordMissed():
-                return PreemptionMissed(**of, node=self._node, reason=act.reason, step=step)
+                return PreemptionMissed(**of, node=self.node, reason=act.reason, step=step)
 
     def fault_injected(self, order: StartRanks, rank: int, injected: Injected) -> FaultInjected:
         return FaultInjected(
-            **self._of_round(order.round),
+            **self.of_round(order.round),
             fault=injected.fault,
             by="the script",
-            node=self._node,
+            node=self.node,
             rank=rank,
             target=injected.target,
             lasts_s=injected.lasts_s,
@@ -282,84 +185,37 @@ class AgentFacts:
         cause, incident = f"rank {rank} {restarted.reason}", new_id()
         reason = f"{cause}; all ranks restarted in their processes"
         opened = IncidentOpened(
-            **self._of_round(order.round), incident=incident, trigger=IN_PROCESS, reason=cause,
-            node=self._node, rank=rank, step=step, error_name=restarted.error_name,
+            **self.of_round(order.round), incident=incident, trigger=IN_PROCESS, reason=cause,
+            node=self.node, rank=rank, step=step, error_name=restarted.error_name,
         )  # fmt: skip
         ledger = Ledger(detect_s=restarted.waited_s, other_s=restarted.took_s)
         closed = IncidentClosed(
-            **self._of_round(order.round), incident=incident, outcome="recovered", reason=reason,
+            **self.of_round(order.round), incident=incident, outcome="recovered", reason=reason,
             ledger=ledger, next_round=order.round,
         )  # fmt: skip
         return opened, closed
 
-    def node_checked(self, done: NodeExamination) -> NodeCheckFinished:
-        return NodeCheckFinished(
-            **self._of_job(),
-            node=self._node,
-            occasion=done.occasion,
-            is_healthy=done.is_healthy,
-            took_s=done.took_s,
-            results=done.worth_telling,
-            checks=done.checks,
-        )
-
-    def probe_ended(  # noqa: PLR0913  what is known of a probe
-        self,
-        check: str,
-        results: Sequence[CheckResult],
-        *,
-        is_healthy: bool,
-        policy: str,
-        failures: int = 0,
-        took_s: float = 0.0,
-        cpu_ratio: float | None = None,
-        is_acted_on: bool = False,
-    ) -> NodeCheckFinished:
-        return NodeCheckFinished(
-            **self._of_job(),
-            node=self._node,
-            occasion="probe",
-            is_healthy=is_healthy,
-            took_s=took_s,
-            results=tuple(results),
-            checks=(check,),
-            policy=policy,
-            failures=failures,
-            cpu_ratio=cpu_ratio,
-            is_acted_on=is_acted_on,
-        )
-
-    def network_measured(
-        self, order: MeasureNetwork, links: Iterable[NetworkLink], reason: str, took_s: float
-    ) -> NetworkMeasured:
-        return NetworkMeasured(
-            **self._of_job(),
-            node=self._node,
-            test=order.id,
-            nodes=tuple(peer.node for peer in order.peers),
-            took_s=round(took_s, 3),
-            links=tuple(links),
-            reason=reason,
-        )
-
-    def _of_rank(self, order: StartRanks, rank: int, fact_id: str | None = None) -> RankFactHead:
+    def of_rank(self, order: StartRanks, rank: int, fact_id: str | None = None) -> RankFactHead:
+        """The head of a fact about a rank of this node."""
         head = self._head()
         if fact_id is not None:
             head["id"] = fact_id
         return {
             **head,
             "round": order.round,
-            "node": self._node,
+            "node": self.node,
             "slot": order.slot,
             "rank": rank,
             "local_rank": rank - order.first_rank,
         }
 
-    def _of_round(self, round: int) -> RoundFactHead:
+    def of_round(self, round: int) -> RoundFactHead:
+        """The head of a fact about a round."""
         return {**self._head(), "round": round}
 
-    def _of_job(self, round: int | None = None) -> JobFactHead:
+    def of_job(self, round: int | None = None) -> JobFactHead:
+        """The head of a fact about the job, which may be in a round."""
         return {**self._head(), "round": round}
 
     def _head(self) -> FactHead:
-        return FactStamp(self._clock.wall(), new_id, f"agent/{self._node}").head(self._job)
+        return FactStamp(self._clock.wall(), new_id, f"agent/{self.node}").head(self._job)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from math import floor
 
 from everstep.clock import Clock
-from everstep.messages import Fact
+from everstep.messages import Fact, OperatorActed, PreemptionNoticed
 from everstep_services.agent.core import actions
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.ranks.round_watch import WatchedRank
@@ -97,11 +97,20 @@ class CoordinatedSaves:
 
     def put_on_record(self, act: actions.RecordAction) -> None:
         """Record a notice of preemption, its outcome, or that a person ends the ranks."""
-        order, now = self._agent.order, self._clock.now()
+        order, now, node = self._agent.order, self._clock.now(), self._records.node
         if isinstance(act, actions.RecordNotice):
-            self._record(self._records.preemption_noticed(self._scheduler, act))
+            noticed = PreemptionNoticed(
+                **self._records.of_job(), node=node, reason=act.reason, grace_s=act.grace_s,
+                origin="signal" if self._scheduler == "none" else self._scheduler,
+                is_whole_job=False,
+            )  # fmt: skip
+            self._record(noticed)
         elif isinstance(act, actions.RecordInterrupt):
-            self._record(self._records.interrupted(act.name))
+            acted = OperatorActed(
+                **self._records.of_job(), by=f"the terminal of {node}", action="interrupt",
+                target=node, outcome="accepted", reason=f"{act.name} to its agent", origin="signal",
+            )  # fmt: skip
+            self._record(acted)
         elif order is not None:
             step = max((self._pace(rank)[0] for rank in self._counting()), default=None)
             self._record(self._records.preemption(order, act, now=now, step=step))

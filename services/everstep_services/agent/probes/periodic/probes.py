@@ -8,7 +8,14 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from everstep.clock import Clock
-from everstep.messages import CheckResult, Fact, NodeBeat, ProbeBeat, RunChecks
+from everstep.messages import (
+    CheckResult,
+    Fact,
+    NodeBeat,
+    NodeCheckFinished,
+    ProbeBeat,
+    RunChecks,
+)
 from everstep_services.agent.core.actions import Action
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.probes.periodic.history import ProbeChange, ProbeHistory
@@ -104,8 +111,9 @@ class PeriodicProbes:
             if policy == "observe" or name in self._unfit or check not in {name, ""}:
                 continue
             self._unfit.add(name)
-            fact = self._records.probe_ended(
-                name, results, is_healthy=False, policy=policy,
+            fact = NodeCheckFinished(
+                **self._records.of_job(), node=self._records.node, occasion="probe",
+                is_healthy=False, took_s=0.0, results=results, checks=(name,), policy=policy,
                 failures=self._history.failures(name), cpu_ratio=self.cpu_ratio, is_acted_on=True,
             )  # fmt: skip
             self._record(fact)
@@ -158,9 +166,11 @@ class PeriodicProbes:
         change = self._history.take(name, run.results, self._clock.now())
         if change is None:
             return
-        fact = self._records.probe_ended(
-            name, change.results, is_healthy=self._is_healthy(name), policy=change.policy,
-            failures=_failures(change), took_s=run.took_s, cpu_ratio=self.cpu_ratio,
+        fact = NodeCheckFinished(
+            **self._records.of_job(), node=self._records.node, occasion="probe",
+            is_healthy=self._is_healthy(name), took_s=run.took_s, results=change.results,
+            checks=(name,), policy=change.policy, failures=_failures(change),
+            cpu_ratio=self.cpu_ratio,
         )  # fmt: skip
         self._record(fact)
         log.warning(
