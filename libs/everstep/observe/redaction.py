@@ -54,7 +54,8 @@ _URL_USER = re.compile(
 )
 """A token in place of a user's name."""
 _CUT_PASSWORD = re.compile(
-    r"(?i)([a-z][a-z0-9+.-]{0,20}://[^\s:/@\[]{1,256}):(?![0-9]{1,5}\b)[^\s:/@\"'*]{4,1024}(?=…?\Z)"
+    r"(?i)([a-z][a-z0-9+.-]{0,20}://[^\s:/@\[]{1,256}):(?!(?:[0-9]{1,5}\b|PORT\Z))"
+    r"[^\s:/@\"'*]{4,1024}(?=…?\Z)"
 )
 """A password in a URL that was cut off before its `@`."""
 _QUERY = re.compile(

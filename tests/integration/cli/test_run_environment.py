@@ -182,5 +182,7 @@ def test_a_script_that_nvrx_has_started_finds_its_variables() -> None:
     found = environment(plan(*words), order(restarts=2), 0, {}, PATHS)
     named = {name: value for name, value in found.items() if name.startswith("NVRX_")}
     assert named == {"NVRX_CYCLE": "2", "NVRX_MEMBERSHIP": "active", "NVRX_INFRA_RANK": "4"}
+    unplaced = environment(plan("--as-nvrx"), order(slot=1), 0, {}, PATHS)
+    assert unplaced["NVRX_INFRA_RANK"] == unplaced["GROUP_RANK"]
     plain = environment(plan(), order(), 0, {}, PATHS)
     assert not any(name.startswith("NVRX_") for name in plain)

@@ -159,6 +159,8 @@ def test_the_form_follows_the_stream(
         ("postgresql+asyncpg://u:p%40ss@h/db", "postgresql+asyncpg://u:***@h/db"),
         ("Authorization: Bearer abcdefgh123", "Authorization: Bearer ***"),
         ("http://127.0.0.1:7070/a@b", "http://127.0.0.1:7070/a@b"),
+        ("write nats://HOST:PORT or tls://HOST:PORT", "write nats://HOST:PORT or tls://HOST:PORT"),
+        ("nats://me:PORTcullis", "nats://me:***"),
         ("user@host: nothing", "user@host: nothing"),
     ],
 )

@@ -120,8 +120,12 @@ def _choices(plan: RunPlan, python_path: str) -> dict[str, str]:
 
 def _as_nvrx(plan: RunPlan, order: StartRanks) -> dict[str, str]:
     """What a script that NVRx has started reads about its attempt."""
-    named = {"NVRX_CYCLE": str(order.restarts), "NVRX_MEMBERSHIP": "active"}
-    return named if plan.infra_rank is None else {**named, "NVRX_INFRA_RANK": str(plan.infra_rank)}
+    place = order.slot if plan.infra_rank is None else plan.infra_rank
+    return {
+        "NVRX_CYCLE": str(order.restarts),
+        "NVRX_MEMBERSHIP": "active",
+        "NVRX_INFRA_RANK": str(place),
+    }
 
 
 def _cpus(plan: RunPlan, local_rank: int) -> dict[str, str]:

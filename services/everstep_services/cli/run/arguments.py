@@ -112,7 +112,9 @@ def _read_file(given: Given, aliases: dict[str, RunOption]) -> None:
             hint = f"; did you mean {close[0].replace('-', '_')}?" if close else ""
             given.notes.append(f"{entry.origin} is not used: NVRx has no such key{hint}")
         elif option.to in typed:
-            given.notes.append(f"{entry.origin} is not used: {given.origins[option.to]} was given")
+            is_off = given.values[option.to] in (*WORDS_FOR_NONE, None)  # as NVRx takes it
+            how = "switches it off" if is_off else "was given"
+            given.notes.append(f"{entry.origin} is not used: {given.origins[option.to]} {how}")
         else:
             text = entry.text if option.kind != "flag" else _truth(entry.text)
             if text is not _NOT_SET:

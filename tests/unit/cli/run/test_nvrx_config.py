@@ -144,6 +144,17 @@ def test_an_option_wins_over_the_file(tmp_path: Path) -> None:
     assert f"{tmp_path}/ft.yaml, line 2: segment is not used: --ft-segment was given" in given.notes
 
 
+@pytest.mark.parametrize("none", ["null", "none", ""])
+def test_an_option_switches_off_what_the_file_has(tmp_path: Path, none: str) -> None:
+    text = "fault_tolerance:\n  rank_heartbeat_timeout: 5\n"
+    given = read(tmp_path, text, "--ft-rank-heartbeat-timeout", none)
+    assert limits_of(given, AgentSettings()).configured == {}
+    assert given.notes == [
+        f"{tmp_path}/ft.yaml, line 2: rank_heartbeat_timeout is not used: "
+        "--ft-rank-heartbeat-timeout switches it off"
+    ]
+
+
 def test_warmup_has_as_many_steps_as_the_file_says(tmp_path: Path) -> None:
     text = "fault_tolerance:\n  rank_section_timeouts: {warmup: 300, step: 60}\n"
     rules = limits_of(read(tmp_path, text), AgentSettings())
