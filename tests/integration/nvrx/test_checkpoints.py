@@ -227,6 +227,9 @@ def test_torch_save_in_the_background(tmp_path: Path) -> None:
         assert torch.load(tmp_path / name)["w"].sum() == 1000
     with pytest.raises(TypeError, match="async_save writes to a path"):
         checkpoint.async_save({}, sys.stdout)
+    with pytest.raises(CheckpointException, match="async_save writes to a path"):
+        checkpoint.finalize_async_save(no_dist=False)
+    checkpoint.finalize_async_save(no_dist=False)
     checkpoint.async_save({"w": weights}, tmp_path / "missing" / "file.pt")
     with pytest.raises(CheckpointException, match="there is no folder"):
         checkpoint.finalize_async_save(blocking=True, no_dist=False)
