@@ -221,15 +221,8 @@ class Attendance:
         linger_s = 0.0 if is_complete and not may_return else self.linger_s
         return now >= self._gone_at + linger_s
 
-    def over(self, now: float) -> list[Act]:
-        """The actions at the end."""
-        return self._over("", now)
-
-    def left(self, reason: str, now: float) -> list[Act]:
-        """The agent stops watching, whatever the ranks do."""
-        return self._over(reason, now)
-
-    def _over(self, why: str, now: float) -> list[Act]:
+    def over(self, now: float, why: str = "") -> list[Act]:
+        """The actions at the end; `why` the agent stops watching, if ranks may still run."""
         if not self._ranks:
             return []
         acts: list[Act] = []
@@ -267,33 +260,20 @@ class Attendance:
         return exit_sentence(rank, ending, self.expected)
 
     def _ends(self, now: float) -> RoundEnds:
-        lasted_s = now - self._round_began
-        if self._first_bad is not None:
-            presence = self._ranks[self._first_bad]
-            assert presence.ending is not None
-            reason = self._sentence(self._first_bad, presence.ending)
-            return RoundEnds(
-                self.round, "rank_exited", reason, self._first_bad, presence.fact or None, lasted_s
-            )
-        if self._are_all_good:
+        lasted_s, bad = now - self._round_began, self._first_bad
+        if bad is None and self._are_all_good:
             reason = "all ranks have ended well"
             return RoundEnds(self.round, "done", reason, None, None, lasted_s)
-        rank, presence = next(
-            (r, p) for r, p in self._ranks.items() if not (p.ending and p.ending.is_good)
-        )
-        summary = (
-            "was still here when the next round began"
-            if presence.ending is None
-            else presence.ending.text
-        )
-        return RoundEnds(
-            self.round,
-            "rank_exited",
-            f"rank {rank} {summary}",
-            rank,
-            presence.fact or None,
-            lasted_s,
-        )
+        if bad is None:
+            bad = next(r for r, it in self._ranks.items() if not (it.ending and it.ending.is_good))
+        ending, fact = self._ranks[bad].ending, self._ranks[bad].fact
+        if ending is None:
+            reason = f"rank {bad} was still here when the next round began"
+        elif self._first_bad is None:
+            reason = f"rank {bad} {ending.text}"
+        else:
+            reason = self._sentence(bad, ending)
+        return RoundEnds(self.round, "rank_exited", reason, bad, fact or None, lasted_s)
 
     def _closes(
         self,

@@ -23,7 +23,7 @@ from everstep.messages import (
     RoundStarted,
     StartRanks,
 )
-from everstep.messages.base import earlier
+from everstep.messages.base import earlier, shared
 from everstep_services.agent.attached.attached_plan import AttachedPlan
 from everstep_services.agent.attached.attendance import (
     IncidentCloses,
@@ -150,11 +150,7 @@ class AttachedFacts(AgentFacts):
         return IncidentClosed(
             **self.of_round(number),
             incident=incident,
-            outcome=closes.outcome,
-            reason=closes.reason,
-            ledger=closes.ledger,
-            next_round=closes.next_round,
-            lost_steps=closes.lost_steps,
+            **shared(IncidentClosed, closes),
         )
 
     def ends(self, over: JobOver, rounds: int, step: int | None) -> list[Fact]:

@@ -133,7 +133,7 @@ class AttachedService:
 
     def leave(self, reason: str) -> None:
         """The process must end; the ranks go on."""
-        self._do(self._here.left(reason, self._clock.now()))
+        self._do(self._here.over(self._clock.now(), reason))
         self._over.set()
 
     # -- ranks -----------------------------------------------------------------------------------
