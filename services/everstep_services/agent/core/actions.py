@@ -62,7 +62,7 @@ class SendReport:
     """That of an event that is not the end of a rank."""
     excuse_s: float | None = None
     step_s: float | None = None
-    age_s: float | None = None
+    last_progress_age_s: float | None = None
     """Seconds since the ranks last moved, where more precise than what their pages show."""
     fact: str | None = None
     """The id of the fact with the details, unless that is the fact about the end of the rank."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from everstep import __version__
 from everstep.errors import EverstepError
 from everstep.messages import Join, Leave, NetworkFigures, Report, StartRanks
+from everstep.messages.base import shared
 from everstep.messages.orders import GroupPosition
 from everstep_services.agent.core.actions import ExitAgent, SendReport
 from everstep_services.agent.core.agent import Agent
@@ -165,39 +166,28 @@ class AgentStatus:
 
     def report(self, tell: SendReport, slot: int, fact: str | None) -> Report:
         """Report an event, and ask for its meaning for the round."""
-        ending = tell.exit
+        ending, age_s = tell.exit, tell.last_progress_age_s
+        own = {
+            "fact": fact,
+            "step": self._step(tell),
+            "fingerprint": tell.fingerprint if ending is None else ending.fingerprint,
+            "last_progress_age_s": self._progress.age_s() if age_s is None else age_s,
+            "entered_in": tuple(
+                GroupPosition(group=group, entered=number)
+                for group, number in tell.entered_in.items()
+            ),
+        }
         return Report(
+            **{**shared(Report, tell), **own},
             job=self._plan.job,
             node=self._plan.node,
             instance=self._instance,
             slot=slot,
-            round=tell.round,
-            event=tell.event,
-            reason=tell.reason,
-            fact=fact,
-            rank=tell.rank,
-            step=self._step(tell),
-            fingerprint=tell.fingerprint if ending is None else ending.fingerprint,
             exit_code=None if ending is None else ending.code,
             is_of_code=ending is not None and ending.is_of_code,
-            last_progress_age_s=self._progress.age_s() if tell.age_s is None else tell.age_s,
-            grace_s=tell.grace_s,
-            waited_s=tell.waited_s,
-            is_stopped=tell.is_stopped,
-            is_fatal=tell.is_fatal,
             entered=tell.entered_in.get(DEFAULT_GROUP),
-            entered_in=tuple(
-                GroupPosition(group=group, entered=number)
-                for group, number in tell.entered_in.items()
-            ),
-            excuse_s=tell.excuse_s,
-            step_s=tell.step_s,
             warm_ranks=self._progress.warm_ranks,
             restore_s=self._checkpoints.restore_s,
-            check=tell.check,
-            check_state=tell.check_state,
-            policy=tell.policy,
-            injected_by=tell.injected_by,
         )
 
     def leave(self, exiting: ExitAgent) -> Leave:

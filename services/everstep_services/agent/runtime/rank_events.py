@@ -10,7 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from everstep.clock import Clock
-from everstep.messages import CollectEvidence, Fact, RanksStopped, RankStarted, StartRanks
+from everstep.messages import (
+    CollectEvidence,
+    Fact,
+    FaultInjected,
+    RanksStopped,
+    RankStarted,
+    StartRanks,
+)
 from everstep_services.agent.core import actions
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.core.exit import RankExit
@@ -215,7 +222,11 @@ class RankEvents:
         observers = self._observers
         match event.message:
             case Injected() as message:
-                fault = observers.records.fault_injected(order, event.rank, message)
+                fault = FaultInjected(
+                    **observers.records.of_round(order.round), fault=message.fault,
+                    by="the script", node=observers.records.node, rank=event.rank,
+                    target=message.target, lasts_s=message.lasts_s,
+                )  # fmt: skip
                 self._agent.injected(fault)
                 observers.record(fault)
             case Restarted(is_without=False) as message:

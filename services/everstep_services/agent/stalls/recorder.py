@@ -179,7 +179,15 @@ class StallFacts:
         rank = stalled.place.rank
         order = self._ranks.order(rank)
         if order is not None:
-            fact = self._records.rank_stalled(order, stalled, process, is_fatal=self._is_fatal)
+            place = stalled.place
+            fact = RankStalled(
+                **self._records.of_rank(order, rank), waited_s=round(stalled.waited_s, 3),
+                limit_s=place.limit.s, limit_source=place.limit.source, phase=place.phase,
+                signal=place.signal, section=place.section, step=place.step, pid=place.pid,
+                blocked_in=process.text, process_state=process.letter, is_fatal=self._is_fatal,
+                limit_name=place.limit.name, limit_origin=place.limit.origin,
+                is_waiting_for_ranks=process.is_waiting_for_ranks,
+            )  # fmt: skip
             self._facts[rank] = fact
             self._record(fact)
             self._found(fact, stalled, process)

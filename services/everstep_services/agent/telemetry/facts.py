@@ -8,7 +8,6 @@ from everstep.ids import new_id
 from everstep.incident_causes import IN_PROCESS
 from everstep.messages import (
     BlobRef,
-    FaultInjected,
     IncidentClosed,
     IncidentOpened,
     Ledger,
@@ -17,10 +16,10 @@ from everstep.messages import (
     PreemptionSaved,
     ProgressMade,
     RankExited,
-    RankStalled,
     StartRanks,
     WatchChanged,
 )
+from everstep.messages.base import shared
 from everstep.messages.facts.stamp import (
     FactHead,
     FactStamp,
@@ -30,10 +29,9 @@ from everstep.messages.facts.stamp import (
 )
 from everstep_services.agent.core import actions
 from everstep_services.agent.core.exit import RankExit
-from everstep_services.agent.stalls.judge import Stalled, WatchState
-from everstep_services.agent.stalls.process_state import ProcessState
+from everstep_services.agent.stalls.judge import WatchState
 from everstep_services.agent.telemetry.step_figures import NO_FIGURES, StepFigures, StepsMade
-from trainer_sdk.wire import Injected, Restarted
+from trainer_sdk.wire import Restarted
 
 _FIRST_NAMESPACE = 0xEFFFFFFC
 """The kernel's number of the namespace of processes that it starts with."""
@@ -96,11 +94,8 @@ class AgentFacts:
     ) -> ProgressMade:
         return ProgressMade(
             **self.of_round(round),
-            step=made.step,
+            **shared(ProgressMade, made),
             node=self.node,
-            is_first=made.is_first,
-            steps=made.steps,
-            steps_s=made.steps_s,
             step_p50_s=figures.p50_s,
             step_p99_s=figures.p99_s,
             step_max_s=figures.max_s,
@@ -108,28 +103,6 @@ class AgentFacts:
             total_steps=figures.total,
             is_counted_anew=is_counted_anew,
             lost_steps=lost_steps,
-        )
-
-    def rank_stalled(
-        self, order: StartRanks, stalled: Stalled, process: ProcessState, *, is_fatal: bool
-    ) -> RankStalled:
-        place = stalled.place
-        return RankStalled(
-            **self.of_rank(order, place.rank),
-            waited_s=round(stalled.waited_s, 3),
-            limit_s=place.limit.s,
-            limit_source=place.limit.source,
-            phase=place.phase,
-            signal=place.signal,
-            section=place.section,
-            step=place.step,
-            pid=place.pid,
-            blocked_in=process.text,
-            process_state=process.letter,
-            is_fatal=is_fatal,
-            limit_name=place.limit.name,
-            limit_origin=place.limit.origin,
-            is_waiting_for_ranks=process.is_waiting_for_ranks,
         )
 
     def watch_changed(
@@ -166,17 +139,6 @@ class AgentFacts:
                 return PreemptionSaved(**of, step=act.step, tier="script", left_s=left_s)
             case actions.RecordMissed():
                 return PreemptionMissed(**of, node=self.node, reason=act.reason, step=step)
-
-    def fault_injected(self, order: StartRanks, rank: int, injected: Injected) -> FaultInjected:
-        return FaultInjected(
-            **self.of_round(order.round),
-            fault=injected.fault,
-            by="the script",
-            node=self.node,
-            rank=rank,
-            target=injected.target,
-            lasts_s=injected.lasts_s,
-        )
 
     def restarted(
         self, order: StartRanks, rank: int, restarted: Restarted, step: int | None = None

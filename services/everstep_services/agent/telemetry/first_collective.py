@@ -70,5 +70,7 @@ class FirstCollective:
         # the wall clock may have been set meanwhile
         ago_s = min(max(0.0, self._clock.wall().timestamp() - at_s), lasted_s)
         reason = f"rank {order.first_rank} has begun its first collective"
-        told = SendReport(order.round, "first_collective", reason, order.first_rank, age_s=ago_s)
+        told = SendReport(
+            order.round, "first_collective", reason, order.first_rank, last_progress_age_s=ago_s
+        )
         self._do([told])

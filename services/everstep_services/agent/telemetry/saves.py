@@ -91,7 +91,7 @@ class CoordinatedSaves:
             "reached",
             f"its ranks have finished step {step}",
             step=step,
-            age_s=max(pace[1] for pace in paces if pace[0] == step),
+            last_progress_age_s=max(pace[1] for pace in paces if pace[0] == step),
             step_s=min(pace[2] for pace in paces),
         )
 

@@ -87,7 +87,7 @@ async def test_it_is_reported_as_of_its_beginning(tmp_path: Path) -> None:
         told = await of.reported.get()
         assert isinstance(told, SendReport)
         assert (told.event, told.round) == ("first_collective", 2)
-        assert told.age_s == pytest.approx(0.4)
+        assert told.last_progress_age_s == pytest.approx(0.4)
 
 
 async def test_one_that_is_not_listed_any_more_is_not_guessed(tmp_path: Path) -> None:
