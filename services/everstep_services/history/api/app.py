@@ -1,11 +1,12 @@
 """Puts the interface together: `create_app`."""
 
 import asyncio
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from everstep import __version__
 from everstep.bus.ports import Bus
@@ -131,8 +132,20 @@ def create_app(context: Context) -> ASGIApp:
     return Dashboard(rest, context.clock, context.login_codes, context.bundle)
 
 
-def create_api(context: Context) -> FastAPI:
+def create_api(context: Context) -> ASGIApp:
     """The endpoints alone: behind `RequestLimits` only, which admits the token."""
+    api = endpoints()
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})["context"] = context
+        await api(scope, receive, send)
+
+    return answer
+
+
+@cache
+def endpoints() -> FastAPI:
+    """The endpoints of all contexts of a process: each request brings its own."""
     api = FastAPI(
         title="Everstep",
         version=__version__,
@@ -145,7 +158,6 @@ def create_api(context: Context) -> FastAPI:
         telemetry={"logs": False},  # they would repeat the texts of exceptions, secrets included
         generate_unique_id_function=lambda route: route.name,
     )
-    api.state.context = context
     handle(api)
     api.add_middleware(MaskedAnswers)
     api.state.methods = [

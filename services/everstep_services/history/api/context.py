@@ -71,8 +71,8 @@ _bearer = HTTPBearer(
 
 
 def get_context(request: Request) -> Context:
-    """The collaborators, from the application that serves the request."""
-    context = request.app.state.context
+    """The collaborators, which serve the request."""
+    context = request.state.context
     assert isinstance(context, Context)
     return context
 

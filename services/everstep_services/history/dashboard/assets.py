@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -70,6 +71,12 @@ class Assets:
         name = f"{stem}.{hashlib.blake2b(plain, digest_size=6).hexdigest()}.{suffix}"
         self._files[name] = Asset(_TYPES[suffix], plain, gzip.compress(plain, 9, mtime=0))
         self._urls[file] = f"/static/{name}"
+
+
+@cache
+def shared_assets() -> Assets:
+    """Those of all dashboards of a process."""
+    return Assets()
 
 
 def _environment(url: Any) -> Environment:

@@ -21,7 +21,7 @@ from everstep.store.errors import StoreError
 from everstep.store.login_codes import LoginCodes
 from everstep_services.history.bundle import BundleOrigin, damage_text
 from everstep_services.history.dashboard import actions, session
-from everstep_services.history.dashboard.assets import Assets
+from everstep_services.history.dashboard.assets import Assets, shared_assets
 from everstep_services.history.dashboard.formats import is_excluded, relative, when
 from everstep_services.history.dashboard.pages import PAGES, Page, incidents
 from everstep_services.history.dashboard.rest import (
@@ -194,7 +194,7 @@ class Dashboard:
         if self._assets is None:
             async with self._loading:
                 if self._assets is None:
-                    self._assets = await asyncio.to_thread(Assets)
+                    self._assets = await asyncio.to_thread(shared_assets)
         return self._assets
 
     async def _static(self, request: Request) -> Response:

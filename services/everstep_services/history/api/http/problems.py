@@ -194,7 +194,7 @@ async def _on_validation(request: Request, error: Exception) -> Response:
 
 async def _on_bug(request: Request, error: Exception) -> Response:
     # The error itself goes on to `RequestLimits`, which logs it.
-    damage = damage_text(error) if request.app.state.context.bundle is not None else None
+    damage = damage_text(error) if request.state.context.bundle is not None else None
     if damage:
         return ProblemError(500, "bundle_damaged", damage).response(request.url.path)
     detail = "this is a bug in Everstep: see the log of the history service"
