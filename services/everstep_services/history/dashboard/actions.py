@@ -4,12 +4,13 @@ An action is sent along REST's own path, so it has REST's scopes, limits and rec
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 
+from everstep.job_states import OVER
 from everstep_services.history.dashboard.pages.page import Page
 from everstep_services.history.dashboard.rest import Reader, RestError, path_of
 
@@ -24,6 +25,7 @@ class Field:
     label: str
     kind: str = "text"
     hint: str = ""
+    default: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ class PageAction:
     path: Callable[[Form], str]
     body: Callable[[Form], Mapping[str, Any]]
     fields: tuple[Field, ...] = ()
+    needs_work: bool = False
+    """Its job must not be over."""
     is_drastic: bool = False
     back: str = "job"
 
@@ -70,6 +74,14 @@ def _saving_first(form: Form) -> Mapping[str, Any]:
     return {"save_first": given == "on"}
 
 
+def _another_round(form: Form) -> Mapping[str, Any]:
+    """Only the round that its form named: a second person who asks the same ends no other round."""
+    number = form.get("round", "")
+    if number and not (number.isdecimal() and len(number) < 10):
+        raise RestError(422, f"round is a number, not {number[:40]!r}")
+    return {**_saving_first(form), "round": int(number) if number else None}
+
+
 def _ttl(form: Form) -> Mapping[str, Any]:
     hours = _number(form.get("hours", ""), "hours")
     return {"ttl_s": None if hours is None else hours * 3600}
@@ -88,8 +100,13 @@ def _capture(form: Form) -> Mapping[str, Any]:
     return {"ranks": [int(text) for text in texts]} if texts else {}
 
 
-def _drain(form: Form) -> Mapping[str, Any]:
+def _of_node(form: Form) -> Mapping[str, Any]:
     return {"job": form.get("job") or None}
+
+
+def _drain(form: Form) -> Mapping[str, Any]:
+    within_s = _number(form.get("within_s", ""), "within_s")
+    return {**_of_node(form), "within_s": _DRAIN_S if within_s is None else within_s}
 
 
 def _tier(form: Form) -> Mapping[str, Any]:
@@ -123,27 +140,32 @@ def _number(text: str, name: str) -> float | None:
 
 _MOST_NUMBER = 87_600
 """Ten years of hours."""
-_SAVE = Field("save_first", "Save a checkpoint first", "checkbox")
+_DRAIN_S = 60
+_SAVE_HINT = "the ranks get 60 s, or what rendezvous is set to"
+_SAVE = Field("save_first", "Save a checkpoint first", "checkbox", _SAVE_HINT)
 _IN_JOB = ("job",)
 _AT_STEP = ("step", "job", "tier")
 
 ACTIONS: Mapping[str, PageAction] = {
     "stop": PageAction(
         "Stop the job", "Its round ends, and no other one follows. Its agents exit with code 93.",
-        _IN_JOB, partial(_job_verb, "stop"), _saving_first, (_SAVE,), is_drastic=True,
+        _IN_JOB, partial(_job_verb, "stop"), _saving_first, (replace(_SAVE, default="on"),),
+        needs_work=True, is_drastic=True,
     ),
     "restart": PageAction(
-        "Restart the job", "The round ends and another one follows. The restart budget stays.",
-        _IN_JOB, partial(_job_verb, "restart"), _saving_first, (_SAVE,), is_drastic=True,
+        "Restart the job",
+        "This round ends and another one follows. It does not count against the restart budget.",
+        ("job", "round"), partial(_job_verb, "restart"), _another_round, (_SAVE,),
+        needs_work=True, is_drastic=True,
     ),
     "save": PageAction(
-        "Save now", "The script is asked for a checkpoint at its next step.",
-        _IN_JOB, partial(_job_verb, "save"), _nothing,
+        "Save now", "The ranks are asked to save after one of their next steps, and continue.",
+        _IN_JOB, partial(_job_verb, "save"), _nothing, needs_work=True,
     ),
     "capture": PageAction(
         "Capture evidence", "Stacks and flight recorders are collected. Training goes on.",
         _IN_JOB, partial(_job_verb, "capture"), _capture,
-        (Field("ranks", "Ranks", hint="as 0, 3, 7; empty for all"),),
+        (Field("ranks", "Ranks", hint="as 0, 3, 7; empty for all"),), needs_work=True,
     ),
     "correct": PageAction(
         "Correct the verdict",
@@ -160,7 +182,8 @@ ACTIONS: Mapping[str, PageAction] = {
         back="incident",
     ),
     "exclude": PageAction(
-        "Exclude the node", "It gets no slot in any job, until the exclusion ends.",
+        "Exclude the node",
+        "It may join no round until the exclusion ends; a round that runs on it continues.",
         ("node",), partial(_node_verb, "exclude"), _ttl,
         (Field("hours", "For how many hours", "number", "empty: 24; 0: until it is included"),),
         is_drastic=True, back="node",
@@ -171,13 +194,17 @@ ACTIONS: Mapping[str, PageAction] = {
     ),
     "drain": PageAction(
         "Drain the node",
-        "Its job saves, and forms a round without it: with a spare, or with fewer nodes if the job "
-        "may; else the job waits for another node.",
-        ("node", "job"), partial(_node_verb, "drain"), _drain, is_drastic=True, back="node",
+        "The ranks of its job get time to save, and the round ends. The next one forms without the "
+        "node: with a spare, or with fewer nodes if the job may; else the job waits for another "
+        "node. Draining a spare ends no round.",
+        ("node", "job"), partial(_node_verb, "drain"), _drain,
+        (Field("within_s", "Seconds to save first", "number", "0: the round ends at once",
+               str(_DRAIN_S)),),
+        needs_work=True, is_drastic=True, back="node",
     ),
     "check": PageAction(
         "Check the node", "Its agent examines it now, also during a training.",
-        ("node", "job"), partial(_node_verb, "check"), _drain, back="node",
+        ("node", "job"), partial(_node_verb, "check"), _of_node, needs_work=True, back="node",
     ),
     "pin": PageAction(
         "Pin the checkpoint", "Retention never deletes it.",
@@ -210,12 +237,22 @@ ACTIONS: Mapping[str, PageAction] = {
 
 async def ask(reader: Reader, request: Request) -> Page:
     """The page that asks for a reason and for the name of what is on record."""
-    given = dict(request.query_params)
-    page = _asked(request, given, "")
+    action = _action(request)
+    given = {field.name: field.default for field in action.fields} | dict(request.query_params)
+    why_not = ""
     for name in ("job", "node", "incident"):
-        if name in _action(request).about and given.get(name, "") not in {"", "all"}:
-            await reader.get(path_of(f"{name}s", given[name]))
-    return page
+        if name not in action.about or given.get(name, "") in {"", "all"}:
+            continue
+        detail = await reader.get(path_of(f"{name}s", given[name]))
+        if name == "job" and action.needs_work and detail["state"] in OVER:
+            end = detail["end_headline"] or "no reason is on record"
+            why_not = f"The job is over, and {detail['state']}: {end}"
+        if name == "job" and "round" in action.about and detail["round"] is not None:
+            given.setdefault("round", str(detail["round"]))
+        is_of_job = action.needs_work and name == "node" and detail["job"] == given.get("job")
+        if is_of_job and detail["state"] == "left":
+            why_not = f"{given[name]} has left the job: {detail['state_reason']}"
+    return _asked(request, given, "", why_not=why_not)
 
 
 async def do(reader: Reader, request: Request, *, form: Form) -> Page:
@@ -240,7 +277,9 @@ async def do(reader: Reader, request: Request, *, form: Form) -> Page:
     return Page("done.html", values)
 
 
-def _asked(request: Request, given: Form, problem: str, status: int = 200) -> Page:
+def _asked(
+    request: Request, given: Form, problem: str, status: int = 200, why_not: str = ""
+) -> Page:
     action = _action(request)
     about = {name: given.get(name, "") for name in action.about}
     if not about[action.about[0]]:
@@ -253,6 +292,7 @@ def _asked(request: Request, given: Form, problem: str, status: int = 200) -> Pa
         "object": about[action.about[0]],
         "given": given,
         "problem": problem,
+        "why_not": why_not,
         "back": _back(action, given),
     }
     return Page("action.html", values, status)

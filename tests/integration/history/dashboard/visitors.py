@@ -3,6 +3,7 @@
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -39,3 +40,24 @@ def key_of(page: str) -> str:
     found = re.search(r'name="key" value="([0-9a-f]{32})"', page)
     assert found is not None
     return found[1]
+
+
+class FormFields(HTMLParser):
+    """What a browser would send of the form of an action, if a person changed nothing."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.values: dict[str, str] = {}
+        self._is_inside = False
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag == "form":
+            self._is_inside = (given.get("action") or "").startswith("/do/")
+        if not self._is_inside or tag != "input":
+            return
+        if given.get("type") == "checkbox" and "checked" not in given:
+            return
+        is_box = given.get("type") == "checkbox"
+        self.values[given["name"] or ""] = given.get("value", "on" if is_box else "") or ""
