@@ -41,7 +41,7 @@ class Notice(Part, frozen=True, kw_only=True):
     ending: str = ""
     """How the event ended, in words."""
     outcome: Name = ""
-    """How the event ended: `recovered`, `failed`, `included` …; empty while it lasts."""
+    """How it ended: `recovered`, `repeated`, `failed`, `included` …; empty while it lasts."""
     cause: Name = ""
     """The cause of the verdict that holds; for a slow rank, why it is slow."""
     verdict: str = ""
@@ -58,6 +58,12 @@ class Notice(Part, frozen=True, kw_only=True):
     """The nodes that caused the event, at most 16."""
     affected: Count = 0
     """How many ranks are affected."""
+    round: Count | None = None
+    """The round of a slow rank."""
+    next_round: Count | None = None
+    """The round that brought the training back after an incident."""
+    fingerprint: str = ""
+    """The fingerprint of the verdict."""
     action: str = ""
     """What was done about it."""
     lost_s: float | None = None

@@ -20,6 +20,7 @@ from everstep.messages import (
     NodeLeft,
     NodeLost,
     OperatorActed,
+    RoundEnded,
     StragglerCleared,
     StragglerFound,
     VerdictReached,
@@ -83,14 +84,29 @@ def _judged(notices: Notices, fact: VerdictReached, now: float) -> None:
         revision=fact.revision,
         cause=fact.cause,
         verdict=_bounded(fact.reason),
+        fingerprint=fact.fingerprint,
         is_inconclusive=fact.is_inconclusive,
         confidence=fact.confidence,
         ranks=ranks,
         nodes=nodes,
     )
     notices.put(judged)
+    _note_repetition(notices, judged, fact)
     if judged.state == "firing" and judged.event == "incident":
         notices.note_sent(judged, now)
+
+
+def _note_repetition(notices: Notices, later: Notice, fact: VerdictReached) -> None:
+    """A recovery was none if the same failure ended its round, as `incident_outcomes` has it."""
+    if not fact.fingerprint or fact.is_transient is not False:
+        return
+    key = ("recovered", fact.job, fact.round, fact.fingerprint)
+    for notice in notices.all():
+        if notice.id == later.id:
+            return  # the others are younger
+        if (notice.outcome, notice.job, notice.next_round, notice.fingerprint) == key:
+            ending = _bounded(f"then round {fact.round} ended in the same way")
+            notices.put(replace(notice, outcome="repeated", ending=ending))
 
 
 def _decided(notices: Notices, fact: ActionDecided, now: float) -> None:
@@ -117,6 +133,7 @@ def _closed(notices: Notices, fact: IncidentClosed, now: float) -> None:
             ended_at=fact.at,
             ending=_bounded(fact.reason),
             lost_s=lost_s,
+            next_round=fact.next_round,
             lost_steps=fact.lost_steps,
         )
     )
@@ -218,12 +235,13 @@ def _found(notices: Notices, fact: StragglerFound, now: float) -> None:
     notice = notices.open_or_new(_finding_id(fact.job, fact.id), fact, now, "slow_rank", fact.id)
     if notice is None or notice.began_at is not None:
         return
-    if notice.outcome:  # heard in the wrong order
+    is_late = notices.is_finished(_round_id(fact))
+    if notice.outcome or is_late:  # heard in the wrong order
         notices.finish(notice.id)
         return
     notices.put(
         replace(
-            notice, state="held", began_at=fact.at, reason=_bounded(fact.reason),
+            notice, state="held", began_at=fact.at, round=fact.round, reason=_bounded(fact.reason),
             cause=fact.cause, ranks=(fact.rank,), nodes=(fact.node,),
             confidence=fact.confidence, cost_ratio=fact.slowdown_ratio,
         )
@@ -245,6 +263,21 @@ def _cleared(notices: Notices, fact: StragglerCleared, now: float) -> None:
             lost_s=fact.lost_s,
         )
     )  # fmt: skip
+
+
+def _round_ended(notices: Notices, fact: RoundEnded, now: float) -> None:
+    """Its ranks are slow no more, whether or not another round follows."""
+    del now
+    notices.remember(_round_id(fact))
+    for notice in notices.all():
+        key = (notice.event, notice.job, notice.round)
+        if key != ("slow_rank", fact.job, fact.round) or notice.outcome:
+            continue
+        if notice.state == "held":
+            notices.finish(notice.id)
+            continue
+        ending = _bounded(f"its round ended: {fact.reason}")
+        notices.end(replace(notice, outcome="round_ended", ended_at=fact.at, ending=ending))
 
 
 def _excluded(notices: Notices, fact: NodeExcluded, now: float) -> None:
@@ -310,6 +343,7 @@ _READERS: Mapping[type[Fact], Callable[[Notices, Any, float], None]] = {
     NodeLeft: _left,
     NodeLost: _left,
     OperatorActed: _operated,
+    RoundEnded: _round_ended,
     StragglerCleared: _cleared,
     StragglerFound: _found,
     VerdictReached: _judged,
@@ -321,6 +355,10 @@ READ: tuple[type[Fact], ...] = tuple(_READERS)
 
 def _incident_id(fact: IncidentOpened | IncidentExtended | IncidentClosed | VerdictReached) -> str:
     return f"{fact.job}/{fact.incident}"
+
+
+def _round_id(fact: RoundEnded | StragglerFound) -> str:
+    return f"{fact.job}/round/{fact.round}"
 
 
 def _finding_id(job: str, finding: str) -> str:

@@ -217,12 +217,18 @@ class Notices:
         for notice in held_notices:
             if notice.id not in told_with_job:
                 groups.setdefault(_group(notice), []).append(notice)
-        # A job's end first: it takes the incident that ended the job with it.
+        ended_jobs = set()
+        # A job's end first: it takes the incident that ended the job with it. What else was over
+        # before goes out now, too: a message about it must not follow that of the end.
         for name in sorted(groups, key=lambda group: not group.startswith("job_")):
             held = [notice for notice in groups[name] if notice.id in self._notices]
+            due = [notice for notice in held if now - notice.heard_s >= self._hold_s(notice)]
             if held and now >= self._due_s(name, held[0]):
-                due = [notice for notice in held if now - notice.heard_s >= self._hold_s(notice)]
-                self._release(name, due, now)
+                if held[0].event in _ONCE:
+                    ended_jobs.add(held[0].job)
+            else:
+                due = [notice for notice in held if notice.outcome and notice.job in ended_jobs]
+            self._release(name, due, now)
 
     def _forget(self, now: float) -> None:
         """Drop what is done with, what never began, and cooldowns that are over."""

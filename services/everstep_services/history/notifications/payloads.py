@@ -13,6 +13,7 @@ _SUMMARY_MOST = 1024
 _LASTS = timedelta(hours=1)
 _COLORS = {"critical": "#a30200", "error": "#d72b0d", "warning": "#daa038", "info": "#2f6fde"}
 _RESOLVED_COLOR = "#2eb886"
+_BAD_OUTCOMES = frozenset({"repeated", "failed", "stopped"})
 _ALERTS = {
     "incident": "EverstepIncident",
     "job_failed": "EverstepJobFailed",
@@ -105,10 +106,12 @@ def slack(delivery: Delivery, dashboard_url: str) -> dict[str, Any]:
     """An incoming webhook's message, in fields that Mattermost and Rocket.Chat know, too."""
     notice = delivery.notice
     is_over = notice.state == "resolved"
-    word = "Changed" if delivery.step == "update" else "Resolved" if is_over else "Firing"
+    is_good = is_over and notice.outcome not in _BAD_OUTCOMES
+    over = "Resolved" if is_good else "Over"
+    word = "Changed" if delivery.step == "update" else over if is_over else "Firing"
     headline = f"[{word}] {slack_text(texts.title(notice))}"
     attachment: dict[str, Any] = {
-        "color": _RESOLVED_COLOR if is_over else _COLORS[texts.severity(notice)],
+        "color": _RESOLVED_COLOR if is_good else _COLORS[texts.severity(notice)],
         "fallback": headline,
         "text": slack_text(texts.text(notice)),
         "fields": [

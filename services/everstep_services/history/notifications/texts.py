@@ -120,6 +120,8 @@ def _job_ended(notice: Notice) -> str:
 
 
 def _slow_rank(notice: Notice) -> str:
+    if notice.outcome == "round_ended":
+        return f"{notice.job}: the round of a slow rank has ended:{_who(notice)}"
     if notice.outcome:
         return f"{notice.job}: no longer slow:{_who(notice)}"
     costs = f", costs {notice.cost_ratio:.0%}" if notice.cost_ratio else ""
@@ -133,9 +135,15 @@ def _excluded(notice: Notice) -> str:
 
 
 def _drained(notice: Notice) -> str:
-    if notice.outcome:
-        return f"node {notice.subject} has left {notice.job}"
-    return f"node {notice.subject} leaves {notice.job}: {notice.reason}"
+    match notice.outcome:
+        case "":
+            return f"node {notice.subject} leaves {notice.job}: {notice.reason}"
+        case "lost":
+            return f"node {notice.subject} was lost before it left {notice.job}"
+        case "job_over":
+            return f"{notice.job} is over before node {notice.subject} left it"
+        case _:
+            return f"node {notice.subject} has left {notice.job}"
 
 
 def _breaker(notice: Notice) -> str:
