@@ -81,12 +81,13 @@ def test_the_others_train_on(
     assert ends(tmp_path) == expected
 
 
-@pytest.mark.variant
 @pytest.mark.timeout(WITHIN_S + 60)
-def test_a_rank_that_is_gone_with_its_monitor_holds_nobody_for_ever(tmp_path: Path) -> None:
-    """Nobody tells the others: they wait for `barrier_timeout`, and then end, rank 0 as well."""
-    assert trained(tmp_path, "vanished", 3) == [1, -9, 1]
-    assert ends(tmp_path) == {}
+def test_the_others_train_on_without_ranks_that_are_gone_with_their_monitors(
+    tmp_path: Path,
+) -> None:
+    """As with a node: the kernel tells the monitor of the first rank, although a fork remains."""
+    assert trained(tmp_path, "vanished", 4) == [0, -9, -9, 0]
+    assert ends(tmp_path) == {0: [1, 0, 2, 2 * STEPS], 3: [1, 1, 2, 2 * STEPS]}
 
 
 @pytest.mark.variant

@@ -2,9 +2,11 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 _LONGEST_POLL_S = 0.1
 _POLL_S_A_RANK = 2e-5
 _END_WITHIN_S = 5.0
+_BACKLOG = 4096
+_CONNECT_WITHIN_S = 10.0
 
 
 class IterationWatch:
@@ -105,13 +109,98 @@ class IterationWatch:
             self._interruptible.interrupt()
 
 
+class Presence:
+    """A connection to the monitor of the first rank, which both the rank and its monitor hold.
+
+    The kernel closes it when both are gone: then that monitor speaks for the rank.
+    """
+
+    def __init__(self, host: str, shared: IterationStore, *, is_first: bool) -> None:
+        self._listener: socket.socket | None = None
+        self._connection: socket.socket | None = None
+        try:
+            if is_first:
+                both = socket.has_dualstack_ipv6()
+                family = socket.AF_INET6 if both else socket.AF_INET
+                self._listener = socket.create_server(
+                    ("", 0), family=family, backlog=_BACKLOG, dualstack_ipv6=both
+                )
+            port = str(self._listener.getsockname()[1]) if self._listener is not None else ""
+        except OSError as error:
+            warn_once(f"a rank that is gone with its monitor will not be noticed: {error}")
+            port = ""
+        if is_first:
+            shared.put("presence", port)
+            return
+        (port,) = shared.take(["presence"])
+        if port:
+            self._connect(host, int(port))
+
+    def _connect(self, host: str, port: int) -> None:
+        try:
+            self._connection = socket.create_connection((host, port), _CONNECT_WITHIN_S)
+        except OSError as error:
+            text = f"if this rank is gone with its monitor, nobody will notice: {host}:{port}"
+            warn_once(f"{text}: {error}")
+        else:
+            _connections.add(self._connection)
+
+    @property
+    def descriptors(self) -> "dict[str, int]":
+        """What the monitor process inherits: -1 for what there is not."""
+        held = {"listener": self._listener, "presence": self._connection}
+        return {name: -1 if it is None else it.fileno() for name, it in held.items()}
+
+    def inherited(self) -> None:
+        """The monitor process has what it needs."""
+        if self._listener is not None:
+            self._listener.close()
+
+    def send(self, line: str) -> None:
+        """Send a line, as far as anybody reads."""
+        if self._connection is not None:
+            with suppress(OSError):
+                self._connection.sendall(f"{line}\n".encode())
+
+    def close(self) -> None:
+        """Say goodbye: this rank ends by itself."""
+        self.send("bye")
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+_connections: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
+
+
+def _close_inherited() -> None:
+    """A worker of the rank, which may outlive it, must not hold its connection."""
+    for connection in _connections:
+        connection.close()
+
+
+os.register_at_fork(after_in_child=_close_inherited)
+
+
 class MonitorLink:
     """The monitor process of this rank, and the lines that it reads."""
 
-    def __init__(self, wrapper: "Wrapper", state: "State", store: Any) -> None:
+    def __init__(
+        self, wrapper: "Wrapper", state: "State", store: Any, shared: IterationStore | None = None
+    ) -> None:
         rank = state.initial_rank or 0
         link = session()._link  # noqa: SLF001 - the same package
         hard_s = wrapper.hard_timeout.total_seconds()
+        # An agent that starts all ranks again replaces a lost process, too.
+        place = None if link.starts_ranks else place_of(store)
+        self._initial = rank
+        self._presence: Presence | None = None
+        if place is not None and shared is not None:
+            host = place.get("host") or socket.gethostname()
+            self._presence = Presence(host, shared, is_first=rank == 0)
+        held = {"listener": -1, "presence": -1}
+        if self._presence is not None:
+            held = self._presence.descriptors
         settings = {
             "pid": os.getpid(),
             "rank": rank,
@@ -119,8 +208,10 @@ class MonitorLink:
             "grace_s": wrapper.termination_grace_time.total_seconds(),
             "interval_s": wrapper.monitor_process_interval.total_seconds(),
             "logfile": _filled(wrapper.monitor_process_logfile, rank),
-            # An agent that starts all ranks again replaces a lost process, too.
-            "store": None if link.starts_ranks else place_of(store),
+            "store": place,
+            **held,
+            "beat_s": wrapper.heartbeat_interval.total_seconds(),
+            "unheard_s": wrapper.heartbeat_timeout.total_seconds(),
             "path": sys.path,
             "agent": link.fileno(),
             "hung": link.line("hung", f'"limit_s":{hard_s!r}'),
@@ -130,16 +221,21 @@ class MonitorLink:
             [sys.executable, "-P", "-S", monitor_process.__file__, json.dumps(settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            pass_fds=() if link.fileno() < 0 else (link.fileno(),),
+            pass_fds=[number for number in (link.fileno(), *held.values()) if number >= 0],
             start_new_session=True,  # signals of the terminal are for the rank
         )
+        if self._presence is not None:
+            self._presence.inherited()
         pidfile = _filled(wrapper.monitor_process_pidfile, rank)
         if pidfile:
             Path(pidfile).write_text(f"{self._process.pid}\n", encoding="utf-8")
 
     def begin(self, shared: IterationStore, prefix: str, rank: int) -> None:
         """Report the iteration for which the monitor speaks if the rank is gone."""
-        self.send(f"iteration {prefix} {rank} {shared.world_size}")
+        line = f"iteration {prefix} {rank} {shared.world_size} {self._initial}"
+        self.send(line)
+        if self._presence is not None:
+            self._presence.send(line)
 
     def send(self, line: str) -> None:
         """Send a line; without a monitor there is no hard limit, and a warning reports it."""
@@ -161,6 +257,8 @@ class MonitorLink:
     def close(self) -> None:
         """End the monitor process."""
         process = self._process
+        if self._presence is not None:
+            self._presence.close()
         self.send("bye")
         if process is not None and process.stdin is not None:
             self._process = None

@@ -173,7 +173,7 @@ class CallWrapper:
         self._call = IterationStore(self.base_store, self._prefix, self.state.world_size)
         self._interruptible = Interruptible()
         self._progress = Progress()
-        self._monitor = MonitorLink(wrapper, self.state, self.base_store)
+        self._monitor = MonitorLink(wrapper, self.state, self.base_store, self._call)
 
     @property
     def iteration(self) -> int:

@@ -33,7 +33,8 @@ from nvidia_resiliency_ext.inprocess.rank_assignment import (
 FOLDER, RANKS, FAULT = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 STEPS, FAULT_AT = 6, 3
 WITHIN = timedelta(seconds=120)
-SOFT_S, HARD_S = {"hung": (30, 100), "vanished": (20, 25), "stuck": (25, 40)}.get(FAULT, (100, 110))
+SOFT_S, HARD_S = {"hung": (30, 100), "stuck": (25, 40)}.get(FAULT, (100, 110))
+HARMED = {1, 2} if FAULT == "vanished" else {1}
 
 
 class Note(Finalize):  # type: ignore[misc]
@@ -67,7 +68,6 @@ def assignment() -> Any:
     rank_assignment=assignment(),
     soft_timeout=timedelta(seconds=SOFT_S),
     hard_timeout=timedelta(seconds=HARD_S),
-    barrier_timeout=timedelta(seconds=40 if FAULT == "vanished" else 120),
     last_call_wait=timedelta(seconds=0.2),
 )
 def train(text: str, call: CallWrapper = None) -> int:
@@ -78,7 +78,7 @@ def train(text: str, call: CallWrapper = None) -> int:
     is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
     for step in range(1, STEPS + 1):
-        if step == FAULT_AT and call.iteration == 0 and initial() == 1 and is_first:
+        if step == FAULT_AT and call.iteration == 0 and initial() in HARMED and is_first:
             harm()
         model(torch.ones(2, 4)).mean().backward()
         value = torch.ones(1)
@@ -95,7 +95,11 @@ def harm() -> None:
     if FAULT in ("raises", "excluded", "reserve"):
         raise RuntimeError("on purpose")
     if FAULT == "vanished":  # as when its container ends: nobody is left to speak for it
-        for monitor in psutil.Process().children():
+        monitors = psutil.Process().children()
+        if not os.fork():
+            time.sleep(20)  # a worker that outlives it
+            os._exit(0)
+        for monitor in monitors:
             monitor.kill()
     if FAULT in ("killed", "vanished"):
         os.kill(os.getpid(), signal.SIGKILL)
