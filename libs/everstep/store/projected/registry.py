@@ -18,7 +18,7 @@ from everstep.store.projected.nodes import LIMITS, LOCATED, NODE_CHECKS, NODES, 
 from everstep.store.projected.saves import DELAYS, RESTORES, SAVES
 from everstep.store.projected.stragglers import STEP_SHIFTS, STRAGGLERS
 
-VERSION = 21
+VERSION = 22
 """Raise it with every change of a table or of how a projection reads a fact. The tables are
 then rebuilt from the log when the first process of the newer release starts."""
 

@@ -222,9 +222,13 @@ def _failed_round(api: Api, place: str, wanted: LogSelection, note: Callable[[st
         if row["ranks_failed"]:
             note(f"from the record: the ends of what failed ranks of round {row['round']} wrote")
             return int(row["round"])
+    launcher = (api.get(f"jobs/{quote(wanted.job, safe='')}")["labels"] or {}).get("launcher")
+    where = "on its nodes: run this there, or name the folder with --log-dir"
+    if launcher:
+        where = f"where {launcher}, which has started its ranks, has put them"
     raise CliError(
         f"no rank of {wanted.job} has failed, so nothing of its logs is kept in the record; the "
-        f"whole of them is on its nodes: run this there, or name the folder with --log-dir",
+        f"whole of them is {where}",
         Exit.NOT_FOUND,
     )
 

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route, Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from everstep import __version__
 from everstep.clock import Clock
@@ -308,7 +308,23 @@ class Dashboard:
 
     async def _heat(self, request: Request) -> Response:
         path = f"{path_of('jobs', request.path_params['job'])}/heat-map"
-        return _Passed(self._passing(path))
+        passing = self._passing(path)
+
+        async def passed(scope: Scope, receive: Receive, send: Send) -> None:
+            """A job without a picture does not count as an error of the page."""
+            is_none = False
+
+            async def sent(message: Message) -> None:
+                nonlocal is_none
+                if message["type"] == "http.response.start" and message["status"] == 404:
+                    is_none = True
+                    await Response(status_code=204)(scope, receive, send)
+                elif not is_none:
+                    await send(message)
+
+            await passing(scope, receive, sent)
+
+        return _Passed(passed)
 
     async def _lines(self, request: Request) -> Response:
         path = f"{path_of('jobs', request.path_params['job'])}/logs/stream"

@@ -16,7 +16,8 @@ from everstep.messages import (
     StragglerCleared,
     StragglerFound,
 )
-from everstep.store.projected.changes import Changes, LoggedFact
+from everstep.store.projected.changes import Changes, LoggedFact, Value
+from everstep.store.projected.incidents import ACTIONS as DECISIONS
 from everstep.store.projected.jobs import EXITS, JOBS, MEMBERS, ROUNDS
 from everstep.store.projected.nodes import STALLS
 from everstep.store.projected.stragglers import ACTIONS, STEP_SHIFTS, STRAGGLERS
@@ -127,6 +128,15 @@ def _slow_cleared(changes: Changes, entry: LoggedFact, fact: StragglerCleared) -
 def _acted(changes: Changes, entry: LoggedFact, fact: StragglerActed) -> None:
     values = fields_of(entry, STRAGGLERS, "acted_fact", "action_")
     changes.merge(STRAGGLERS, (fact.finding,), **values)
+    mode = "observe" if fact.outcome == "observed" else "enforce"
+    decided: dict[str, Value] = {
+        "n": entry.n, "job": fact.job, "round": fact.round, "action": fact.action, "mode": mode,
+        "rule": f"slow_rank.{fact.action}", "reason": fact.reason, "decided_us": to_us(fact.at),
+        "decided_by": fact.source, "rests_on": json_text((fact.finding,)),
+        "taken_fact": fact.id, "taken_us": to_us(fact.at), "took_s": 0.0, "outcome": fact.outcome,
+        "outcome_reason": fact.reason,
+    }  # fmt: skip
+    changes.merge(DECISIONS, (fact.id,), **decided)
     if fact.action in ACTIONS:
         values = fields_of(entry, STRAGGLERS, f"{fact.action}_fact")
         changes.merge(STRAGGLERS, (fact.finding,), **values)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from everstep.bus.ports import Bus, Handler
+from everstep.bus.requests import RefusalError
 from everstep.clock import SystemClock
 from everstep.messages import (
     CheckpointPlace,
@@ -142,6 +143,8 @@ class Services:
     async def heat_map(self, question: Message) -> Message:
         """The same table as a picture."""
         assert isinstance(question, ShowHeatMap)
+        if question.job == "never":
+            raise RefusalError("404", "no such job")
         most = question.most_windows
         asked = ShowTimings(job=question.job, measure=question.measure, section=question.section,
                             most_ranks=self._ranks, most_windows=most)  # fmt: skip

@@ -5,7 +5,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from everstep.messages import ControlDocument, encode
+from msgspec.structs import replace
+
+from everstep.messages import ControlDocument, JobStarted, encode
 from tests.integration.history.dashboard.fleet_facts import JOB
 from tests.integration.history.dashboard.visitors import fleet
 from tests.unit.history.facts import make
@@ -143,3 +145,46 @@ async def test_a_slow_rank_needs_a_person(tmp_path: Path) -> None:
         of_job = (await client.get(f"/jobs/{JOB}")).text
     assert "Rank 93 on gpu-011 is slow (device)" in page
     assert "Rank 93 on gpu-011 is slow</a>" in of_job
+
+
+async def test_a_job_whose_nodes_never_came_has_no_rounds_and_no_picture(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as (api, client):
+        now = datetime.now(UTC)
+        began = now - timedelta(seconds=60)
+        await api.add(
+            make("job_started", job="never", at=began),
+            make("allocation_started", job="never", allocation="a", at=began),
+            make("round_ended", job="never", round=1, at=now),
+            make("allocation_ended", job="never", allocation="a", state="failed", at=now),
+        )
+        assert (
+            "As a table: 0 rounds, and one that never formed"
+            in (await client.get("/jobs/never")).text
+        )
+        (row,) = re.findall(r"<tr>.*?/jobs/never.*?</tr>", (await client.get("/jobs")).text)
+        assert '<td class="num">0</td>' in row
+        assert (await client.get("/jobs/never/heat?measure=own")).status_code == 204
+
+
+async def test_the_logs_of_a_watched_job_are_at_its_launcher(tmp_path: Path) -> None:
+    """Neither --store-logs nor a command on the node would show them."""
+    async with fleet(tmp_path) as (api, client):
+        started = make("job_started", job="watched")
+        assert isinstance(started, JobStarted)
+        spec = replace(started.spec, labels={"launcher": "torchrun"})
+        await api.add(replace(started, spec=spec))
+        page = (await client.get("/jobs/watched/logs")).text
+        assert "torchrun has started the ranks of this job, and has their output" in page
+        assert "everstep logs watched" not in page
+
+
+async def test_what_was_done_about_a_slow_rank_is_a_decision(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as (api, client):
+        acted = make(
+            "straggler_acted", job="slow", round=1, action="stop", outcome="observed",
+            reason="rank 3 costs 40 %",
+        )  # fmt: skip
+        await api.add(make("job_started", job="slow"), acted)
+        page = (await client.get("/jobs/slow")).text
+        assert "rank 3 costs 40 %" in page.partition('id="decisions"')[2]
+        assert "only observed" in page

@@ -260,7 +260,8 @@ class Action(Answer):
     nodes_out: list[str] | None = Field(description="Nodes that lose their slot by this action.")
     nodes_in: list[str] | None = Field(description="Nodes that get a slot by this action.")
     outcome: str | None = Field(
-        description="`done`, `failed`, `observed` or `overtaken`; null while it is not recorded."
+        description="`done`, `failed`, `observed` or `overtaken`; of what is done about a slow "
+        "rank, `asked`, `observed` or `refused`; null while it is not recorded."
     )
     outcome_reason: str | None
     taken_at: datetime | None

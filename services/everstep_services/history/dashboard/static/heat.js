@@ -92,6 +92,7 @@
   }
   async function load() {
     const answer = await fetch(box.dataset.src, { credentials: "same-origin" });
+    if (answer.status === 204) { box.textContent = "No timings are known now."; return; }
     if (!answer.ok) { says.textContent = await answer.text(); box.textContent = ""; return; }
     const buffer = await answer.arrayBuffer();
     const length = new DataView(buffer).getUint32(0, true);
