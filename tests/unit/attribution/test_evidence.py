@@ -53,8 +53,10 @@ async def test_a_part_of_a_stalled_rank_that_an_exception_ended_is_the_cause(
         {"log": log, "flight_recorder": recorders(2, 3)},
     )
     assert (found.cause, found.ranks) == ("user_code", (2,))
-    assert f"rank 2: {part} ended by an exception" in found.reason
-    assert "KeyError: 'labels'" in found.reason
+    assert f"rank 2: {part} ended by an exception: KeyError: 'labels'" in found.reason
+    assert len([claim for claim, _ in found.evidence if claim.analyzer == "logs"]) == 1
+    crashed = await judged(case(ends=(raised(1, "ValueError", "bad batch"),)), {"log": log})
+    assert (crashed.ranks, crashed.kind) == ((1,), "python_exception")
     caught = pack([ArchiveMember(1, "txt", TRACEBACK)], {})
     dumps = {"log": caught, "flight_recorder": recorders(2, 3)}
     assert (await judged(case(trigger="rank_stalled", stalls=stalls(2)), dumps)).ranks == (2,)

@@ -96,6 +96,8 @@ def _of_ranks(case: Case, read: Sequence[_Read]) -> list[Claim]:
     pieces = [piece for piece, _, _ in read]
     failed = {end.rank for end in first_ends(case)}
     survivors = {stall.rank for stall in case.stalls} - failed
+    parts = list(_of_parts(case, read, failed))
+    names = {(part.fingerprint, *part.ranks) for part in parts}
     claims = [
         replace(claim, strength=claim.strength * _WEAK)  # somebody caught the exception
         if failure.frames and failure.rank in survivors
@@ -103,8 +105,9 @@ def _of_ranks(case: Case, read: Sequence[_Read]) -> list[Claim]:
         for claim, failure in _claims(
             _report(read, case.world_size or None), pieces, is_kernel=False
         )
+        if (claim.fingerprint, *claim.ranks) not in names
     ]
-    return [*(_without_echo(claim, case) for claim in claims), *_of_parts(case, read, failed)]
+    return [*(_without_echo(claim, case) for claim in claims), *parts]
 
 
 def _of_parts(case: Case, read: Sequence[_Read], failed: Collection[int]) -> Iterator[Claim]:
@@ -120,11 +123,12 @@ def _of_parts(case: Case, read: Sequence[_Read], failed: Collection[int]) -> Ite
         end = at + _raised_within(lines[at:])
         traceback = "\n".join(lines[at + 1 : end]).encode()
         went_on = any(step_of(line) is not None for line in lines[end:])
-        is_suspect = stalled.get(rank) is not True and not went_on
-        for claim, _ in _claims(
+        is_suspect = stalled and stalled.get(rank) is not True and not went_on
+        for claim, failure in _claims(
             _report([(piece, rank, traceback)], None), [piece], is_kernel=False
         ):
-            says = f"rank {rank}: {_part_of(lines[at])} ended by an exception: {claim.says}"
+            says = f"rank {rank}: {_part_of(lines[at])} ended by an exception"
+            says += f": {failure.quote[:_QUOTED]}"
             strength = _OF_PART if is_suspect else _OF_PART * _OF_ANOTHER
             yield replace(claim, says=says, strength=strength)
 

@@ -1,19 +1,24 @@
 """Logs from files: by rank, whole lines, safe on a terminal, and followed as they grow."""
 
 import json
+import re
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from everstep.units import size
 from everstep_services.cli.__main__ import main
+from everstep_services.cli.api.client import Api
 from everstep_services.cli.cells import aligned, bar, span
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.pages.rank_logs import (
     LogLine,
     LogSelection,
+    kept_lines,
     live_lines,
     newest_round,
     past_lines,
@@ -150,3 +155,30 @@ def test_columns_line_up_and_bars_have_an_end() -> None:
     assert (len(bar(1, 1)), bar(0, 1), bar(1, 0)) == (30, "", "")
     assert [size(812), size(4096), size(3 << 20)] == ["812 B", "4.0 KiB", "3.0 MiB"]
     assert [size(12 << 30), size(3 << 50)] == ["12.0 GiB", "3072.0 TiB"]
+
+
+class _WithoutFailures(Api):
+    """A job with this launcher, none of whose ranks has failed."""
+
+    def __init__(self, launcher: str) -> None:
+        self._labels = {"launcher": launcher} if launcher else {}
+
+    def get(self, path: str, query: Mapping[str, Any] | None = None) -> Any:
+        assert path == "jobs/j"
+        return {"labels": self._labels}
+
+    def pages(self, *_: object, **__: object) -> Iterator[dict[str, Any]]:
+        return iter(())
+
+
+@pytest.mark.parametrize(
+    ("launcher", "where"),
+    [
+        ("", "on its nodes: run this there, or name the folder with --log-dir"),
+        ("torchrun", "where torchrun, which has started its ranks, has put them"),
+    ],
+)
+def test_where_the_logs_of_a_job_without_failures_are(launcher: str, where: str) -> None:
+    """The output of a job that is only watched was never on its nodes' log folders."""
+    with pytest.raises(CliError, match=re.escape(f"the whole of them is {where}")):
+        next(kept_lines(_WithoutFailures(launcher), LogSelection("j")))
