@@ -241,6 +241,7 @@ class Checkpointer:
     ) -> SaveHandle:
         if not self._is_open:  # nothing would wait for the save
             reason = "its Checkpointer is closed: close it after the last save"
+            script_end.remember(self._ending)
             return self._handle(self._queue.refuse(step, "plan", reason))
         request = SaveRequest(
             step=step,
@@ -325,10 +326,12 @@ class Checkpointer:
         return self._schedule.is_due(step, is_saving=self._queue.unfinished > 0)
 
     def _close(self, *, abort: bool, is_failing: bool) -> SaveError | None:
-        if not self._is_open or os.getpid() != self._pid:
+        if os.getpid() != self._pid:
             return None
-        self._is_open = False
         script_end.forget(self._ending)
+        if not self._is_open:
+            return self._queue.close(abort)  # of a save that was refused since
+        self._is_open = False
         self._restorer.close()
         keeps_images = True  # also if a `finalize` function raises
         try:

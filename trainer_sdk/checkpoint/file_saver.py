@@ -99,7 +99,7 @@ class FileSaver:
             with torch.inference_mode(mode=False):  # later files use the memory of this one
                 handle = self._handle(self._schedule(content, where, finalize, is_hashed=is_hashed))
         if self._is_closed or not threading.main_thread().is_alive():
-            self._close(abort=False)  # exit handlers have run already
+            self.close()  # exit handlers have run already
         return handle
 
     def maybe_finalize(self, blocking: bool = False, within_s: float | None = None) -> list[int]:

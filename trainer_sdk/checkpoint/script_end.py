@@ -42,6 +42,7 @@ _code: object = 0
 
 def remember(ending: OpenSaver) -> None:
     """Have the interpreter wait for this saver before it ends."""
+    forget(ending)
     if links.bootstrap_link is None:
         sys.exit = _exit_noted  # our bootstrap would report the code
     _open.append(ending)
@@ -88,11 +89,12 @@ def _leave() -> None:
 
 
 def _left(ending: OpenSaver, *, is_failing: bool) -> "SaveError | None":
+    failure = ending.await_all()
     try:
         return ending.leave(is_failing)
     except Exception:  # noqa: BLE001 - a `finalize` function of the training
         traceback.print_exc()
-        return None
+        return failure
 
 
 def _warn(failure: "SaveError") -> None:

@@ -15,7 +15,7 @@ import torch
 
 from tests.stopping import stop
 from tests.waiting import until
-from trainer_sdk.checkpoint import async_save, file_saver, wait_for_files
+from trainer_sdk.checkpoint import FileSaver, SaveError, async_save, file_saver, wait_for_files
 from trainer_sdk.checkpoint.save.buffers import Arena, Buffer
 from trainer_sdk.checkpoint.save.request import Timeouts
 
@@ -48,6 +48,14 @@ def state(value: float) -> dict[str, torch.Tensor]:
 
 def is_saved(path: Path, value: float) -> bool:
     return torch.equal(torch.load(path, weights_only=True)["a"], state(value)["a"])
+
+
+def test_a_file_that_fails_after_the_close_raises(tmp_path: Path) -> None:
+    """`schedule` waits for it then, as `close` would."""
+    files = FileSaver(on_error="retry")
+    files.close()
+    with pytest.raises(SaveError, match="there is no folder"):
+        files.schedule(state(1), tmp_path / "none" / "a.pt")
 
 
 class Door:

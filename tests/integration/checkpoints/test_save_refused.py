@@ -2,7 +2,7 @@
 
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from tests.checkpoint_helpers.saved_by import JOB, WITHIN_S, Saving, saving
 from tests.unit.trainer_sdk.checkpoint.saved_states import KeptReports, together
-from trainer_sdk.checkpoint import Checkpointer, SaveError
+from trainer_sdk.checkpoint import Checkpointer, SaveError, SaveHandle, Timeouts, script_end
 from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.save.buffers import NoRoomError
@@ -74,13 +74,103 @@ def test_too_little_memory_on_one_rank_is_the_same_on_all(
     assert len(warned_there) == (0 if on_error == "fatal" else 2)
 
 
+class Broken:
+    def state_dict(self) -> dict[str, Any]:
+        raise RuntimeError("not initialised")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def no_room(saves: Checkpointer, patch: pytest.MonkeyPatch) -> SaveHandle:
+    def fit(size: int) -> None:
+        raise NoRoomError("/dev/shm", size, 0)
+
+    for buffer in saves._saver._preparation.arena.buffers:
+        patch.setattr(buffer, "fit", fit)
+    return saves.save_last(2, STATE)
+
+
+def no_buffer(saves: Checkpointer, patch: pytest.MonkeyPatch) -> SaveHandle:
+    patch.setattr(saves._saver._preparation.arena, "next", lambda: None)
+    return saves.save_last(2, STATE)
+
+
+def unreadable(saves: Checkpointer, _: pytest.MonkeyPatch) -> SaveHandle:
+    return saves.save_last(2, STATE | {"it": Broken()})
+
+
+def placeless(saves: Checkpointer, _: pytest.MonkeyPatch) -> SaveHandle:
+    return saves.save(2, STATE, to_root=False)
+
+
+def nested(saves: Checkpointer, _: pytest.MonkeyPatch) -> SaveHandle:
+    with saves._queue.beginning(1):
+        return saves.save_last(2, STATE)
+
+
+def closed(saves: Checkpointer, _: pytest.MonkeyPatch) -> SaveHandle:
+    saves.close()
+    return saves.save_last(2, STATE)
+
+
+REFUSED = (no_room, no_buffer, unreadable, placeless, nested, closed)
+
+
+@pytest.mark.parametrize("on_error", ["warn", "retry", "fatal"])
+@pytest.mark.parametrize("refused", REFUSED)
+def test_a_last_save_that_is_refused_decides_how_the_training_ends(
+    folder: Path,
+    refused: Callable[[Checkpointer, pytest.MonkeyPatch], SaveHandle],
+    on_error: OnError,
+) -> None:
+    """Also while an earlier good save is not finalized (A8.6)."""
+    timeouts = Timeouts(exit_within_s=0.05 if refused is no_buffer else WITHIN_S)
+    saves = Checkpointer(folder / "root", job=JOB, on_error=on_error, timeouts=timeouts)
+    assert saves.save(1, STATE).wait(WITHIN_S)
+    with pytest.MonkeyPatch.context() as patch:
+        if on_error == "fatal":
+            with pytest.raises(SaveError, match="the save of step 2 failed"):
+                refused(saves, patch)
+        else:
+            assert refused(saves, patch).state == "failed"
+    at_the_end = on_error == "retry"
+    assert (script_end.script_ended(0) is not None) is at_the_end
+    if at_the_end:
+        with pytest.raises(SaveError, match="the save of step 2 failed"):
+            saves.close()
+    saves.close()
+    assert script_end.script_ended(0) is None
+
+
+def test_with_retry_a_good_save_makes_up_for_a_refused_save(folder: Path) -> None:
+    with Checkpointer(folder / "root", job=JOB, on_error="retry") as saves:
+        assert saves.save(1, STATE | {"it": Broken()}).state == "failed"
+        assert saves.save(2, STATE).wait(WITHIN_S)
+
+
+def test_a_finalize_function_that_raises_does_not_hide_a_failed_save(folder: Path) -> None:
+    def raises() -> None:
+        raise ValueError("the training's own")
+
+    saves = Checkpointer(folder / "root", job=JOB, on_error="retry")
+    assert saves.save(1, STATE, finalize=(raises,)).wait(WITHIN_S)
+    unreadable(saves, pytest.MonkeyPatch())
+    failure = script_end._left(saves._ending, is_failing=False)
+    assert "the save of step 2 failed" in str(failure)
+
+
+def test_with_fatal_the_next_save_raises_the_failure_of_an_earlier_save(folder: Path) -> None:
+    """A script that calls `save` alone hears of it, and once (A8.2)."""
+    (folder / "root").write_text("a file")
+    with Checkpointer(folder / "root", job=JOB, on_error="fatal") as saves:
+        assert not saves.save(1, STATE).wait(WITHIN_S)
+        with pytest.raises(SaveError, match="rank 0: the save of step 1 failed at"):
+            saves.save(2, STATE)
+        (folder / "root").unlink()
+        assert saves.save(2, STATE).wait(WITHIN_S)
+
+
 def test_a_state_that_cannot_be_read_on_one_rank_is_fatal_on_all(folder: Path) -> None:
-    class Broken:
-        def state_dict(self) -> dict[str, Any]:
-            raise RuntimeError("not initialised")
-
-        def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
     def one(group: RankGroup) -> str:
         state = STATE | {"it": Broken()} if group.rank else STATE
         with (

@@ -315,7 +315,7 @@ class Preparation:
 
     def _hindered(self, request: SaveRequest, hindrance: _Hindrance, *, of_other: bool) -> NotBegun:
         stage: SaveStage = "plan" if hindrance is _Hindrance.BROKEN else "memory"
-        if hindrance is _Hindrance.BUSY:
+        if hindrance is _Hindrance.BUSY and not request.wait:
             if not of_other:
                 return self._queue.skip(request.step)
             return NotBegun(request.step, "an earlier save of another rank is not durable yet")
@@ -324,6 +324,10 @@ class Preparation:
             return self._queue.refuse(request.step, stage, reason, is_printed=True)
         if hindrance is _Hindrance.BROKEN:
             return self._queue.refuse(request.step, stage, self._broken)
+        if hindrance is _Hindrance.BUSY:
+            within_s = self._setup.timeouts.exit_within_s
+            reason = f"earlier saves have used all buffers for {within_s:g} s, and are not durable"
+            return self._queue.refuse(request.step, stage, reason)
         assert self._no_room is not None
         self._report_refused(request, self._no_room)
         return self._queue.refuse(request.step, stage, str(self._no_room), is_reported=True)

@@ -81,7 +81,10 @@ class SaveQueue:
 
     @contextmanager
     def beginning(self, step: int | None, place: str = "") -> Generator[NotBegun | None]:
-        """Yield None if a save may begin; else the refusal: a nested save would wait for ever."""
+        """Yield None if a save may begin; else the refusal: a nested save would wait for ever.
+
+        An earlier failed save raises here if `on_error` is "fatal".
+        """
         if self._beginner == threading.get_ident():
             reason = (
                 "it interrupts another save, as a signal handler does: have the handler set a "
@@ -89,11 +92,22 @@ class SaveQueue:
             )
             yield self.refuse(step, "copy", reason, place=place)
             return
+        self._raise_failed()
         self._beginner = threading.get_ident()
         try:
             yield None
         finally:
             self._beginner = None
+
+    def _raise_failed(self) -> None:
+        if self._on_error != "fatal":
+            return
+        with self._lock:
+            failed = [save for save in self._saves.values() if isinstance(save.result, SaveError)]
+            for save in failed[:1]:
+                del self._saves[save.number]  # the caller receives its failure
+                assert isinstance(save.result, SaveError)
+                raise save.result
 
     def begin(
         self,
@@ -127,7 +141,8 @@ class SaveQueue:
 
         `is_reported`: the agent has the reason already; `is_printed`: it was also printed.
         """
-        failed = SaveFailed(save=0, stage=stage, reason=reason, place=place)
+        # `_failure_after` compares: it was refused after all saves that were begun.
+        failed = SaveFailed(save=self._last, stage=stage, reason=reason, place=place)
         if not (is_reported or is_printed):
             last_good = self.last_good
             self._events.failed(step, failed, tier="global", attempt=1, last_good=last_good)
@@ -284,6 +299,8 @@ class SaveQueue:
                 call()
 
     def _failure_after(self, save: Save, failure: SaveError | None) -> SaveError | None:
+        if failure is not None and save.number <= failure.failed.save:
+            return failure  # of a later save, which was refused
         if isinstance(save.result, SaveError):
             return save.result
         return None if save.lasts and self._on_error == "retry" else failure
