@@ -100,6 +100,7 @@ def _environment(url: Any) -> Environment:
         "ranks",
         "chip",
         "tone",
+        "act",
         "gist",
         "clock_time",
         "day_time",

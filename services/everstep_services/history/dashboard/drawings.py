@@ -19,7 +19,7 @@ MARKS_MOST = 100
 CLASSES: Mapping[str, str] = {
     "productive": "Productive",
     "start_up": "Start-up",
-    "rendezvous": "Restart",
+    "rendezvous": "Rendezvous",
     "restore": "Restore",
     "checkpoint_stall": "Checkpoint",
     "stall": "Stall",

@@ -172,8 +172,18 @@ def gist(fact: Mapping[str, Any]) -> str:
     if fact["kind"] == "heat_map_drawn":
         return f"the own times of ranks in the last {len(body.get('windows', ()))} windows"
     text = body.get("reason") or body.get("summary") or body.get("state")
+    if fact["kind"] == "operator_acted":
+        refused = "" if body.get("outcome") == "accepted" else f", {words(body.get('outcome'))}"
+        text = f"{act(body)}{refused}: {text}"
+    if text and body.get("by"):
+        return f"{body['by']}: {text}"
     about = [f"{name} {body[name]}" for name in ("rank", "round") if body.get(name) is not None]
     return str(text or ", ".join(about))
+
+
+def act(body: Mapping[str, Any]) -> str:
+    """What a person asked for, and of what."""
+    return " ".join(filter(None, (words(body.get("action")), body.get("target"))))
 
 
 def percent(ratio: float | None) -> str:

@@ -98,16 +98,25 @@ async def test_a_job_that_a_policy_stopped_needs_a_person_and_one_that_a_person_
 ) -> None:
     async with fleet(tmp_path) as (api, client):
         now = datetime.now(UTC)
-        for job, cause in (("by-policy", "rank_failed"), ("by-ann", "operator")):
+        for job, cause in (("by-policy", "rank_failed"), ("by-ann", "operator"), ("early", ""),
+                           ("between", "node_lost"), ("refused", ""), ("again", "")):  # fmt: skip
+            is_by_policy = job == "by-policy"
+            outcome = "refused" if job == "refused" else "accepted"
             await api.add(
                 make("job_started", job=job, round=None, at=now),
-                make("round_formed", job=job, round=1, at=now),
-                make("round_ended", job=job, round=1, cause=cause, reason="x", at=now),
+                make("allocation_started", job=job, at=now),
+                *(make("round_formed", job=job, round=1, at=now) for _ in filter(None, [cause])),
+                *(make("round_ended", job=job, round=1, cause=cause, reason="x", at=now)
+                  for _ in filter(None, [cause])),
+                make("operator_acted", job=job, action="stop_job", outcome=outcome, target="",
+                     origin="service" if is_by_policy else "cli", reason="y", at=now),
+                *(make("allocation_started", job=job, allocation="2", at=now)
+                  for _ in filter("again".__eq__, [job])),
                 make("job_ended", job=job, state="stopped", reason="restarts are spent", at=now),
-            )
+            )  # fmt: skip
         page = (await client.get("/")).text
-    assert "by-policy was stopped: restarts are spent" in page
-    assert "by-ann was stopped" not in page
+    stopped = set(re.findall(r"([a-z-]+) was stopped: restarts are spent", page))
+    assert stopped == {"by-policy", "refused", "again"}
 
 
 async def test_a_job_that_waits_long_for_nodes_needs_a_person(tmp_path: Path) -> None:

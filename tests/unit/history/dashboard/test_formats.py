@@ -48,3 +48,14 @@ def test_a_fact_without_a_reason_says_what_it_is_about() -> None:
     assert gist({"kind": "bus_set_up", "body": {}}) == ""
     check = {"kind": "node_check_finished", "body": {"occasion": "join", "is_healthy": False}}
     assert gist(check) == "join: unhealthy"
+
+
+def test_an_act_tells_who_did_what_to_what() -> None:
+    body = {"by": "ann", "action": "drain_node", "target": "c-n2", "outcome": "accepted"}
+    fact = {"kind": "operator_acted", "body": body | {"reason": "the fan is loud"}}
+    assert gist(fact) == "ann: drain node c-n2: the fan is loud"
+    refused = body | {"outcome": "refused", "reason": "the fan; it takes no part"}
+    text = "ann: drain node c-n2, refused: the fan; it takes no part"
+    assert gist({"kind": "operator_acted", "body": refused}) == text
+    included = {"kind": "node_included", "body": {"by": "ann", "reason": "repaired"}}
+    assert gist(included) == "ann: repaired"

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any
 
 from starlette.requests import Request
@@ -28,6 +29,8 @@ _READ = 10
 _REPORTED_WITHIN = timedelta(seconds=90)
 """Copies in memory and to peers are reported once a minute."""
 _RECENT = timedelta(hours=24)
+_OF_A_STOP = ("operator_acted", "allocation_started")
+_ACTS = 20
 _SAVE_LAG_S = 3600.0
 _WAITING_READ = 20
 """The rounds of this number of jobs that wait for nodes are read: of those not heard of for the
@@ -91,9 +94,10 @@ async def fleet(reader: Reader, _request: Request) -> Page:
     stopped = [job for job in items if job["state"] == "stopped" and _is_recent(job, now)][:_READ]
     idle = [job for job in items if job["state"] == "idle" and _is_recent(job, now)][:_READ]
     asked = await together(
+        *(reader.get_or_not(path_of("jobs", job["job"], "rounds"), limit=2) for job in forming),
         *(
-            reader.get_or_not(path_of("jobs", job["job"], "rounds"), limit=2)
-            for job in (*forming, *stopped)
+            reader.get_or_not("facts", job=job["job"], kind=_OF_A_STOP, order="desc", limit=_ACTS)
+            for job in stopped
         ),
         *(reader.get_or_not(path_of("jobs", job["job"])) for job in idle),
         *(
@@ -101,8 +105,10 @@ async def fleet(reader: Reader, _request: Request) -> Page:
             for job in idle
         ),
     )
-    few = len(forming) + len(stopped)
-    rounds, details, acts = asked[:few], asked[few : few + len(idle)], asked[few + len(idle) :]
+    answers = iter(asked)
+    rounds, stops, details, acts = (
+        [*islice(answers, len(jobs))] for jobs in (forming, stopped, idle, idle)
+    )
     working = [job for job in items if job["state"] in AT_WORK]
 
     def concerns() -> list[Concern]:
@@ -110,9 +116,9 @@ async def fleet(reader: Reader, _request: Request) -> Page:
             *_of_control(control.data, {it["job"] for it in items if it["state"] in OVER}),
             *_of_incidents(_items(opened)),
             *_of_ended(items),
-            *_of_stopped(zip(stopped, rounds[len(forming) :], strict=True)),
+            *_of_stopped(zip(stopped, stops, strict=True)),
             *_of_idle(zip(idle, details, acts, strict=True)),
-            *_of_waiting(zip(forming, rounds[: len(forming)], strict=True), now),
+            *_of_waiting(zip(forming, rounds, strict=True), now),
             *_of_nodes(_items(nodes), now),
             *_of_failing(_items(failing), now),
             *_of_lost_saves(_items(lost), items, now),
@@ -222,13 +228,24 @@ def _is_recent(job: Mapping[str, Any], now: datetime) -> bool:
 
 def _of_stopped(jobs: Iterable[tuple[Mapping[str, Any], RestAnswer]]) -> Iterator[Concern]:
     """Jobs that a policy, not a person, has stopped in the last day."""
-    for job, rounds in jobs:
-        end_cause = next(filter(None, (row["end_cause"] for row in _items(rounds))), None)
-        if end_cause == "operator":
+    for job, acts in jobs:
+        if _is_by_person(_items(acts)):
             continue
         text = f"{job['job']} was stopped: {job['end_headline'] or 'no reason is on record'}"
         href, user = f"/{path_of('jobs', job['job'])}", _owner(job)
         yield Concern("bad", "job", text, href, job["ended_at"], user)
+
+
+def _is_by_person(facts: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a person has stopped the allocation that came last: `facts`, the newest first."""
+    for fact in facts:
+        if fact["kind"] == "allocation_started":
+            return False
+        act = fact["body"]
+        is_stop = act.get("action") == "stop_job" and act.get("outcome") == "accepted"
+        if is_stop and act.get("origin") != "service":
+            return True
+    return False
 
 
 def _of_idle(

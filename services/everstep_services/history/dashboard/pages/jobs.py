@@ -124,6 +124,18 @@ def eta(job: Mapping[str, Any], times: StepTimes | None, now: datetime) -> Eta |
         return None
 
 
+def lost_to_people(rounds: Sequence[Mapping[str, Any]]) -> tuple[int, Sequence[int]]:
+    """The steps that were made again because people ended rounds, and those rounds."""
+    lost, ended = 0, []
+    last: Mapping[str, Any] | None = None  # the last one that has made steps
+    for row in sorted(rounds, key=lambda row: row["round"]):
+        if last and row["lost_steps"] and last["end_cause"] == "operator":
+            lost += row["lost_steps"]
+            ended.append(last["round"])
+        last = last if row["last_step"] is None else row
+    return lost, ended
+
+
 def _row(report: Mapping[str, Any]) -> StepReport | None:
     at, each_s = moment(report.get("at")), _step_s(report)
     if at is None or each_s is None:
@@ -183,6 +195,7 @@ _ROUNDS = 200
 _POINTS = 500
 _PARTS = 600
 _FINDINGS = 50
+_ACTS_SHOWN = 10
 _MARKS = drawings.MARKS_MOST  # a commit of many ranks is a large fact
 
 
@@ -220,6 +233,7 @@ async def one(reader: Reader, request: Request) -> Page:
         progress,
         slow,
         found,
+        acts,
     ) = await together(
         reader.get(path),
         reader.get_or_not(f"{path}/goodput"),
@@ -232,6 +246,7 @@ async def one(reader: Reader, request: Request) -> Page:
         reader.get_or_not("facts", kind="progress_made", **facts),
         reader.get_or_not(f"{path}/stragglers", state="open", limit=5),
         reader.get_or_not(f"{path}/stragglers", limit=_FINDINGS),
+        reader.get_or_not("facts", kind="operator_acted", **{**facts, "limit": _MARKS}),
     )
     told = _items(rounds)
     saved = [fact["body"] for fact in _items(commits)]
@@ -257,6 +272,10 @@ async def one(reader: Reader, request: Request) -> Page:
             "values": attempt(lambda: reported_values(reports)),
             "eta": attempt(lambda: eta(detail, steps, reader.rest.now())),
             "incidents": incidents,
+            "acts": [act for act in _items(acts) if act["body"].get("origin") != "service"][
+                :_ACTS_SHOWN
+            ],
+            "lost_to_people": attempt(lambda: lost_to_people(told)),
             "decisions": decisions,
             "saves": saves,
             "slow": _items(slow),
