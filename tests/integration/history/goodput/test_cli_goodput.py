@@ -5,15 +5,33 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
+from everstep.messages import Fact
 from everstep_services.cli.errors import Exit
 from tests.integration.history.served_story import Run, ServedStory
-from tests.unit.history.goodput_trace import BEGAN, SECONDS, TRACE, at
+from tests.unit.history.facts import make
+from tests.unit.history.goodput_trace import BEGAN, SECONDS, TRACE, at, ended, round_of, started
+
+_ANEW = [
+    started(),
+    *round_of(1, 1, 2, 3),
+    ended(40, 1, cause="operator"),
+    *round_of(2, 41, 42, 43),
+    ended(50, 2),
+    make("allocation_ended", allocation="a", round=None, at=BEGAN + timedelta(seconds=50)),
+]
+"""A person restarts a script that does not number its steps: there is no incident."""
+
+
+def story_facts() -> list[Fact]:
+    others = [replace(fact, job="anew") for fact in (at(0, "job_started"), *_ANEW)]
+    return [at(0, "job_started"), *TRACE, *others]
 
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStory]:
-    with ServedStory(tmp_path_factory.mktemp("served"), [at(0, "job_started"), *TRACE]) as served:
+    with ServedStory(tmp_path_factory.mktemp("served"), story_facts()) as served:
         yield served
 
 
@@ -32,6 +50,12 @@ def test_a_job_shows_every_class_that_took_time(run: Run) -> None:
     assert {row.split("  ")[1] for row in rows} == {
         name.replace("_", "-" if name == "start_up" else " ") for name in SECONDS
     }
+
+
+def test_of_an_unnumbered_script_the_steps_made_again_are_not_known(run: Run) -> None:
+    out = run("goodput", "anew")[1]
+    assert "How many steps were made again is not known" in out
+    assert json.loads(run("job", "show", "anew", "-o", "json")[1])["lost_steps"] is None
 
 
 def test_json_has_the_seconds_of_a_window(run: Run) -> None:

@@ -73,7 +73,8 @@ def print_goodput(
     for line in goodput_page(f"job {cell(job)}", shown):
         echo(line)
     about = api.get(job_path(job))
-    if shown["goodput_ratio"] is not None and about["lost_steps"] is None and about["restarts"]:
+    is_unknown = about["lost_steps"] is None and (about["rounds"] or 0) > 1
+    if shown["goodput_ratio"] is not None and is_unknown:
         echo("")
         echo("How many steps were made again is not known, because the script does not number its")
         echo("steps: repeated steps count as productive.")

@@ -259,7 +259,8 @@ def shown_job(row: Record) -> dict[str, Any]:
     end, begun = row["ended_fact"], row["begun_fact"]
     is_over = end is None or begun is None or end > begun
     shown = present(row if is_over else {**row, **dict.fromkeys(_OF_THE_END)})
-    if row["unknown_losses"] and not row["lost_steps"]:
+    began_anew = row["is_counted_anew"] and (row["rounds"] or 0) > 1  # without an incident, too
+    if (row["unknown_losses"] or began_anew) and not row["lost_steps"]:
         shown["lost_steps"] = None
     headline = _end_headline(shown, shown["reported_rank"], shown["reported_node"])
     since = row["stalled_since"]
