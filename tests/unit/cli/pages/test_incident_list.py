@@ -39,6 +39,14 @@ def test_once_there_is_a_verdict_the_list_shows_whom_it_names(
     assert row["headline"] == "rank 1 had ended with code 0"
 
 
+def test_a_node_that_only_the_sentence_of_the_verdict_names_is_listed() -> None:
+    """Of a warden that ended, nobody is the culprit."""
+    named = shown(first_report="rank 0 ended", headline="the warden of n0, the parent of its ranks")
+    assert (named["rank"], named["node"]) == (None, ["n0"])
+    other = shown(first_report="rank 0 ended", headline="the warden of n01 has ended")
+    assert other["node"] is None
+
+
 def test_before_the_verdict_and_where_it_agrees_the_first_report_is_listed() -> None:
     for agreed in (None, [0]):
         row = shown(culprit_ranks=agreed)

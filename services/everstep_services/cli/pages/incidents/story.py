@@ -271,9 +271,17 @@ def _slow(incident: Record) -> Iterator[str]:
 
 
 def nodes_of_culprits(incident: Record) -> list[str] | None:
-    """The nodes that the verdict names, else those of the ranks that it names."""
+    """The nodes that the verdict names, else those of its ranks, else the one in its sentence.
+
+    Of a warden that ended, neither the node nor a rank is a culprit.
+    """
     of_ranks = incident.get("culprit_rank_nodes")  # an older service does not tell
-    return incident["culprit_nodes"] or of_ranks or None
+    nodes: list[str] | None = incident["culprit_nodes"] or of_ranks or None
+    reported, headline = incident.get("node"), incident.get("headline") or ""
+    if nodes or incident["culprit_ranks"] or not reported:
+        return nodes
+    is_named = re.search(rf"(?<![\w.-]){re.escape(reported)}(?![\w.-]*\w)", headline)
+    return [reported] if is_named else None
 
 
 def _where(incident: Record) -> str:
