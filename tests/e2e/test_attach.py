@@ -31,7 +31,7 @@ from trainer_sdk.nvrx import aliases
 SCRIPT = str(SCRIPTS / "launched.py")
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 WRAPPED = str(ROOT / "tests" / "integration" / "nvrx" / "scripts" / "wrapped_ranks.py")
-LIMITS = "data=8,outside=30,first-step=30"
+LIMITS = "data=5,outside=30,first-step=30"
 
 
 class Launched:

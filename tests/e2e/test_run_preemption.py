@@ -22,7 +22,7 @@ AGREE_WITHIN_S = 20.0
 def unhurried_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """A control plane that names a step early enough for agents that get no turn for a while."""
     folder = tmp_path_factory.mktemp("up")
-    settings = {**PATIENT, "EVERSTEP_RENDEZVOUS__SAVE_LEAD_S": "12"}
+    settings = {**PATIENT, "EVERSTEP_RENDEZVOUS__SAVE_LEAD_S": "6"}
     with failure_logs.shared("unhurried_up", folder), running_up(folder, **settings) as up:
         yield up
 
