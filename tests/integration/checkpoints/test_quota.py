@@ -1,5 +1,6 @@
-"""States of a node's own ranks that would take more memory than allowed: saves go on without."""
+"""States of a node's own ranks that have no room on the node: saves go on without."""
 
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,11 @@ import torch
 
 from tests.checkpoint_helpers.saved_by import JOB, Saving, load, same, saving
 from tests.unit.trainer_sdk.checkpoint.saved_states import together
+from trainer_sdk.checkpoint.image_folder import ON_DISK
 from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.manifest import IMAGE
 from trainer_sdk.checkpoint.rank_group import RankGroup
+from trainer_sdk.checkpoint.save import buffers
 
 STATE: dict[str, Any] = {"a": torch.arange(1 << 18)}
 BLANK: dict[str, Any] = {"a": torch.zeros(1 << 18, dtype=torch.int64)}
@@ -97,3 +100,35 @@ def test_one_ranks_images_are_too_large_and_all_go_on_without(folder: Path) -> N
     assert together(2, one) == [0, 1]
     assert images(folder) == []
     assert same(load(folder, 1, dict(BLANK)), STATE)
+
+
+@pytest.mark.parametrize("at_first", [True, False])
+def test_one_ranks_disk_is_full_and_all_save_to_the_root_without_images(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, at_first: bool
+) -> None:
+    """Reported once; saves into memory alone are skipped, and are not failures."""
+    plain = buffers.free_bytes
+
+    def free_bytes(descriptor: int) -> int:
+        place = os.readlink(f"/proc/self/fd/{descriptor}")
+        is_full = "rank-1" in place and (at_first or "/b/" in place)
+        return 0 if is_full else plain(descriptor)
+
+    def one(group: RankGroup) -> tuple[list[str], int]:
+        with saving(folder, group, "fatal", keeps=True, buffers=2) as rank:
+            for step in (1, 2, 3):
+                assert rank.save(step, STATE) is not None
+                assert rank.finish() == [step]
+            assert rank.save(4, STATE, to_root=False) is None
+            assert rank.queue.await_all() is None
+            return rank.told.warned, len(rank.events("image"))
+
+    (folder / "images").mkdir()
+    (folder / "images" / ON_DISK).touch()
+    monkeypatch.setattr(buffers, "free_bytes", free_bytes)
+    (warned, kept), (warned_there, kept_there) = together(2, one)
+    assert (warned, kept, kept_there) == ([], not at_first, not at_first)
+    (line,) = warned_there
+    assert "the disk of" in line
+    assert line.endswith(f"saves to {folder / 'root'} go on")
+    assert same(load(folder, 3, dict(BLANK)), STATE)

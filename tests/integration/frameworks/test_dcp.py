@@ -13,8 +13,10 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
 from tests.integration.frameworks.ranks import launch
-from trainer_sdk import Checkpointer
+from trainer_sdk import Checkpointer, layout
+from trainer_sdk.checkpoint.image_folder import ON_DISK
 from trainer_sdk.checkpoint.manifest import MANIFEST, Manifest, decode
+from trainer_sdk.checkpoint.save import buffers
 from trainer_sdk.checkpoint.storage import storage_for
 from trainer_sdk.checkpoint.storage.checkpoints import look, stored_checkpoints, verify
 from trainer_sdk.integrations.dcp import (
@@ -86,6 +88,21 @@ def test_a_save_is_visible_verified_and_loaded_bit_for_bit(tmp_path: Path) -> No
     assert verify(storage, there).is_good
     assert is_same(load(tmp_path / "step-10"), state(10))
     assert is_same(load(tmp_path / "step-5"), state(5))
+
+
+def test_a_full_disk_of_the_node_stops_no_save_into_the_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    (images / ON_DISK).touch()
+    monkeypatch.setenv(layout.IMAGES_VARIABLE, str(images))
+    monkeypatch.setattr(buffers, "free_bytes", lambda _: 0)
+    for step in (1, 2):
+        place = tmp_path / f"step-{step}"
+        save_state(state(step), checkpoint_id=place, storage_writer=DcpWriter(keep_memory=True))
+        assert is_same(load(place), state(step))
+    assert capsys.readouterr().err.count("is not kept on this node any more: the disk of") == 1
 
 
 def test_torch_reads_what_is_saved_without_everstep(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ class Buffer:
 
     def __init__(self, folder: str = "", *, is_on_disk: bool = False) -> None:
         self.folder = folder
-        self._is_on_disk = is_on_disk
+        self.is_on_disk = is_on_disk
         self.path = os.path.join(folder, IMAGE) if folder else ""
         """The path by which the writer opens it."""
         self.size = 0
@@ -224,7 +224,7 @@ class Buffer:
                 os.rmdir(self.folder)
 
     def _available_bytes(self) -> int:
-        if self._is_on_disk:
+        if self.is_on_disk:
             return free_bytes(self._descriptor)
         return available_bytes(self._descriptor if self.folder else None)
 
@@ -233,7 +233,7 @@ class Buffer:
             f"the disk of {place} has {room >> 20} MiB left, and the save needs "
             f"{-(-size >> 20)} MiB there: free some space, or have local_root on a larger disk"
         )
-        return NoRoomError(place, size, room, reason if self._is_on_disk else "")
+        return NoRoomError(place, size, room, reason if self.is_on_disk else "")
 
     def _open(self, size: int) -> int:
         if self.folder:
@@ -254,9 +254,9 @@ class Arena:
         self.folder = folder
         self._lock = _locked(folder) if folder else -1
         names = _NAMES[:count]
-        on_disk = bool(folder) and is_on_disk(os.path.dirname(os.path.dirname(folder)))
+        self.is_on_disk = bool(folder) and is_on_disk(os.path.dirname(os.path.dirname(folder)))
         self.buffers = [
-            Buffer(os.path.join(folder, name) if folder else "", is_on_disk=on_disk)
+            Buffer(os.path.join(folder, name) if folder else "", is_on_disk=self.is_on_disk)
             for name in names
         ]
         for buffer in self.buffers:

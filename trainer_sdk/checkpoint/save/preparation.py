@@ -39,8 +39,10 @@ class _Hindrance(IntEnum):
 
     NONE = 0
     BUSY = 1
-    NO_ROOM = 2
-    BROKEN = 3
+    NO_IMAGE = 2
+    """The node's disk is full; the save can go to the root without an image."""
+    NO_ROOM = 3
+    BROKEN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,7 @@ class Preparation:
             self._make_memory(plan)
         if worst or flat is None or plan is None or values is None or buffer is None:
             _release(buffer)
-            return self._hindered(request, _Hindrance(worst), of_other=worst > hindrance)
+            return self._hindered(request, state, _Hindrance(worst), hindrance)
         self._compare_scalars(request, plan, flat, scalars)
         return PreparedSave(plan, flat, values, buffer, self._window(plan))
 
@@ -199,12 +201,11 @@ class Preparation:
         plan = self._make_plan(flat, state)
         if self._may_keep(plan):
             return plan
-        self._keeps = False
+        self._stop_keeping()
         self._placeless = (
             "there is no place for it: its states would take more memory than "
             "agent.checkpoints.own_most_bytes, and there is no root: raise that, or give a root"
         )
-        self._former, self.arena = self.arena, Arena(max(self._setup.buffers - 1, 1))
         if self._is_too_large(plan):
             report_too_large(
                 self._reporter,
@@ -215,6 +216,21 @@ class Preparation:
                 each_bytes=plan.arena_bytes,
             )
         return self._make_plan(flat, state)
+
+    def _stop_keeping(self) -> None:
+        self._keeps, self.plan = False, None
+        self._former, self.arena = self.arena, Arena(max(self._setup.buffers - 1, 1))
+
+    def _ready_without_images(
+        self, request: SaveRequest, state: Mapping[str, Any], *, of_other: bool
+    ) -> PreparedSave | NotBegun:
+        """Keep no images any more, on all ranks, and prepare the save again."""
+        if self._making is not None:
+            self._making.join()
+        self._stop_keeping()
+        if not of_other:
+            report_not_kept(self._reporter, request.step, self._setup.root, self._no_room)
+        return self.ready(request, state)
 
     def _may_keep(self, plan: Plan) -> bool:
         """Whether no rank's images are larger than allowed. All ranks call this together."""
@@ -233,7 +249,12 @@ class Preparation:
         return not request.to_root and not self._keeps
 
     def _refused_a_place(self, request: SaveRequest) -> NotBegun:
-        """Refuse the save on all ranks, as there is no place for it; printed once."""
+        """Refuse the save on all ranks, as there is no place for it; printed once.
+
+        If images were given up, and saves to the root go on, nothing has failed.
+        """
+        if self._setup.keeps and self._setup.root:
+            return NotBegun(request.step, "states are not kept on this node any more")
         is_printed, self._is_placeless_printed = self._is_placeless_printed, True
         return self._queue.refuse(request.step, "keep", self._placeless, is_printed=is_printed)
 
@@ -270,7 +291,8 @@ class Preparation:
                 buffer.is_free = False
         except NoRoomError as error:
             self._no_room = error
-            return None, _Hindrance.NO_ROOM
+            may_go_without = self._setup.root and buffer.is_on_disk and error.place == buffer.folder
+            return None, _Hindrance.NO_IMAGE if may_go_without else _Hindrance.NO_ROOM
         return buffer, _Hindrance.NONE
 
     def _size_for(self, plan: Plan) -> int:
@@ -313,7 +335,20 @@ class Preparation:
             + (remedy if self._keeps else "raise it"),
         )
 
-    def _hindered(self, request: SaveRequest, hindrance: _Hindrance, *, of_other: bool) -> NotBegun:
+    def _hindered(
+        self,
+        request: SaveRequest,
+        state: Mapping[str, Any],
+        worst: _Hindrance,
+        own: _Hindrance,
+    ) -> PreparedSave | NotBegun:
+        if worst is _Hindrance.NO_IMAGE:
+            return self._ready_without_images(request, state, of_other=worst > own)
+        return self._not_begun(request, worst, of_other=worst > own)
+
+    def _not_begun(
+        self, request: SaveRequest, hindrance: _Hindrance, *, of_other: bool
+    ) -> NotBegun:
         stage: SaveStage = "plan" if hindrance is _Hindrance.BROKEN else "memory"
         if hindrance is _Hindrance.BUSY and not request.wait:
             if not of_other:
@@ -354,6 +389,16 @@ def report_too_large(
         f"{context.images_most_bytes >> 20} MiB: raise agent.checkpoints.own_most_bytes; "
         + (f"saves to {root} go on" if root else "nothing is saved, as there is no other place")
     )
+    _report_quota(reporter, step, reason)
+
+
+def report_not_kept(reporter: Reporter, step: int, root: str, error: NoRoomError | None) -> None:
+    """Report that there is no room for a rank's image, and that no more are made."""
+    reason = f"its state is not kept on this node any more: {error}; saves to {root} go on"
+    _report_quota(reporter, step, reason)
+
+
+def _report_quota(reporter: Reporter, step: int, reason: str) -> None:
     reporter.warn(reason)
     reporter.report(
         FailedEvent(step=step, tier="memory", stage="keep", reason=reason, error="quota")

@@ -22,7 +22,7 @@ from trainer_sdk.checkpoint.manifest import Identity
 from trainer_sdk.checkpoint.restore.restorer import noted_round
 from trainer_sdk.checkpoint.save.buffers import Arena, Buffer, NoRoomError, folder_of
 from trainer_sdk.checkpoint.save.plan import PAGE_BYTES, PlacedPiece, put, shard_name, up
-from trainer_sdk.checkpoint.save.preparation import report_too_large
+from trainer_sdk.checkpoint.save.preparation import report_not_kept, report_too_large
 from trainer_sdk.checkpoint.save.request import Save, SaveError, SaveHandle, Timeouts
 from trainer_sdk.checkpoint.save.save_queue import SaveQueue
 from trainer_sdk.checkpoint.save.saver import launch_name
@@ -114,18 +114,18 @@ class RankSaves:
     ) -> list[WriteResult]:
         """Copy the items of this rank, and begin to write them, unless rank 0's lack the index."""
         common = plan.storage_data
-        # A planner that caches plans returns that of an earlier save, with its number.
-        self._count = max(common.count, self._count + 1)
         called_at = time.monotonic()
         items = [*plan.items, *self._others(plan)]
         data = [data_of(item, planner) for item in items]
         pieces = [piece_of(item, value) for item, value in zip(items, data, strict=True)]
         image = ItemPlaces.of(items, pieces, len(plan.items), is_kept=self._keeps)
         room = 0 if common.rank else _METADATA_BYTES + _INDEX_BYTES * common.items
-        if self._is_too_large(image.size + room, step, to_root=to_root):
+        buffer = self._buffer_for(image.size + room, step, to_root=to_root)
+        if buffer is None:
             self._stop_keeping()
             return self.copy(step, plan, planner, to_root=to_root)
-        buffer = self._buffer(image.size + room)
+        # A planner that caches plans returns that of an earlier save, with its number.
+        self._count = max(common.count, self._count + 1)
         save = self._save = self._queue.begin(step, buffer, (), called_at)
         try:
             for place, value in zip(image.placed, data, strict=True):
@@ -236,6 +236,18 @@ class RankSaves:
             occasion="requested",
             within_s=self._queue.timeouts.write_within_s,
         )
+
+    def _buffer_for(self, size: int, step: int, *, to_root: bool) -> Buffer | None:
+        """A buffer; None if there is no room for images, which was reported."""
+        if self._is_too_large(size, step, to_root=to_root):
+            return None
+        try:
+            return self._buffer(size)
+        except NoRoomError as error:
+            if not (self._arena.is_on_disk and to_root):
+                raise
+            report_not_kept(self._reporter, step, self._root, error)
+            return None
 
     def _buffer(self, size: int) -> Buffer:
         """A buffer of at least this size, once earlier saves have left it."""
