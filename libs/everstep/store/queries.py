@@ -348,9 +348,11 @@ def with_verdict(query: Select[Any], of: Table, joined: ColumnElement[bool]) -> 
 
 
 def round_state() -> ColumnElement[str]:
-    """A round's state in the words of REST."""
-    order = tables.rounds.c.phase_order
-    return case(dict(PHASES), value=order, else_=PHASES[WAITING])
+    """A round's state in the words of REST; a job that is over has only rounds that have ended."""
+    rounds, jobs = tables.rounds.c, tables.jobs.c
+    of_over = exists().where(jobs.job == rounds.job, is_over()).correlate(tables.rounds)
+    states = ((rounds.phase_order == order, state) for order, state in PHASES.items())
+    return case((of_over, PHASES[ENDED]), *states, else_=PHASES[WAITING])
 
 
 def holds(column: ColumnElement[Any], text: str) -> ColumnElement[bool]:

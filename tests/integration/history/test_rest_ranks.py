@@ -391,3 +391,28 @@ async def test_a_token_that_may_only_read_sets_nothing(
     await api.add(*running("n1"))
     assert (await reader.put("jobs/j/limits/data", json={"limit_s": 30})).status_code == 403
     assert (await reader.delete("jobs/j/limits/data")).status_code == 403
+
+
+async def test_a_job_that_is_over_has_no_round_that_forms(
+    api: Api, reader: httpx2.AsyncClient
+) -> None:
+    """It was stopped while it waited for nodes: the round has ended with it."""
+    waiting = {"joined": 1, "needed": 2, "waited_s": 0.0, "limit_s": 60.0}
+    await api.add(
+        make("job_started", round=None),
+        make("allocation_started", round=None, allocation="a1"),
+        make("round_ended", round=1, cause="node_lost"),
+        make("round_waiting", round=2, **waiting),
+    )
+
+    async def states() -> list[str]:
+        listed = [one["state"] for one in await every_item(reader, "jobs/j/rounds")]
+        assert (await get(reader, "jobs/j/rounds/2"))["state"] == listed[0]
+        return listed
+
+    assert await states() == ["forming", "ended"]
+    await api.add(make("job_ended", round=None, state="stopped", exit_code=93))
+    assert await states() == ["ended", "ended"]
+    assert not await every_item(reader, "jobs/j/rounds", state="forming")
+    await api.add(make("allocation_started", round=None, allocation="a2"))
+    assert await states() == ["forming", "ended"]

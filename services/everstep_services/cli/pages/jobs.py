@@ -159,7 +159,7 @@ def job_page(
     yield from aligned([(name, text) for name, text in facts if text])
     if rounds:
         yield ""
-        yield f"last rounds, of {job['rounds'] or len(rounds)}"
+        yield f"last rounds, of {job['round'] or len(rounds)}"
         head = ("round", "state", "formed", "cause", "nodes", "ranks", "steps", "ended by")
         yield from aligned([head, *map(_round, rounds)])
     if members:
