@@ -121,7 +121,10 @@ def test_a_node_is_excluded_once() -> None:
     document = with_exclusion(blank(), exclusion("n1", "ann"))
     document = with_exclusion(document, exclusion("n1", "bob", None))
     assert document.exclusions == (exclusion("n1", "bob", None),)
-    assert without_exclusion(document, "n1").exclusions == ()
+    included = without_exclusion(document, "n1", "bob", "repaired")
+    assert included.exclusions == ()
+    assert (included.changed_by, included.reason) == ("bob", "n1 is included: repaired")
+    assert without_exclusion(included, "n1", "ann", "again") is included
 
 
 def test_healths_exclusions_are_made_to_be_those_that_it_decided() -> None:

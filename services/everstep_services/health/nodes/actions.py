@@ -95,7 +95,7 @@ class OperatorActions:
         # First drop the evidence; otherwise health would exclude the node again.
         await self._nodes.change(lambda register, _: pardon(register, ask.node))
         before, after, _ = await self._control.change(
-            CLUSTER, lambda document: without_exclusion(document, ask.node)
+            CLUSTER, lambda document: without_exclusion(document, ask.node, ask.by, ask.reason)
         )
         if before == after:
             return Done(text=f"{ask.node} is not excluded; the evidence against it is dropped")

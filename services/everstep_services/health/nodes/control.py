@@ -149,10 +149,15 @@ def others_by(document: ControlDocument, exclusion: Exclusion, now: Time) -> int
     )
 
 
-def without_exclusion(document: ControlDocument, node: str) -> ControlDocument:
-    """The document without exclusions of this node."""
+def without_exclusion(
+    document: ControlDocument, node: str, by: str, reason: str
+) -> ControlDocument:
+    """The document without exclusions of this node; the same document if it has none."""
     kept = tuple(other for other in document.exclusions if other.node != node)
-    return replace(document, exclusions=kept)
+    if kept == document.exclusions:
+        return document
+    why = f"{node} is included: {reason}"
+    return replace(document, exclusions=kept, changed_by=by, reason=why)
 
 
 def reconciled(

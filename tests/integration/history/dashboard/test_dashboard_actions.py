@@ -75,6 +75,9 @@ async def test_a_brake_that_is_on_can_be_released_on_the_first_page(tmp_path: Pa
         page = (await client.get("/")).text
         assert "Release the brake" in page
         assert "Pull the brake" not in page
+        control = (await client.get("/control")).text
+        assert "All other switches have their defaults." in control
+        assert "Nothing is switched" not in control
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from everstep_services.history.dashboard.drawings import timeline
+from everstep_services.history.dashboard.drawings import shares, timeline
 
 BEGAN = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -25,3 +25,8 @@ def test_slow_ranks_are_marked_while_they_are_slow() -> None:
         ("slow", 200, 300), ("slow", 900, 100),
     ]  # fmt: skip
     assert drawn.marks[0].text == "slow: rank 2 on n"
+
+
+def test_the_wait_for_nodes_has_the_name_that_goodput_gives_it() -> None:
+    """Also before the first round, when nothing restarts."""
+    assert [name for _, name, *_ in shares({"rendezvous": 60.0})] == ["Rendezvous"]
