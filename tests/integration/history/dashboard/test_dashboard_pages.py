@@ -38,7 +38,7 @@ PAGES = {
     f"/jobs/{JOB}/checkpoints": ("57\u202f500", "quarantined", "survives 2", "pinned"),
     f"/jobs/{JOB}/checkpoints/holders?step=57500&tier=peer": ("is held by", node(1)),
     "/incidents": ("hung in section data", "user code"),
-    f"/incidents/{KILLED}": ("out of memory", "a person must act first", "CUDA out of memory",
+    f"/incidents/{KILLED}": ("out of memory", "or it may come again", "CUDA out of memory",
                              "Restore", "never joined", "Where the time went"),
     f"/incidents/{STALLED}": ("storage", "nfs4_wait_bit_killable", "5 min"),
     "/nodes": (node(18), "unhealthy", "NVIDIA H100", "14 uncorrectable", "2 run"),
