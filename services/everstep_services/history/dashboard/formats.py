@@ -12,6 +12,8 @@ _CUT_AT = 20_000
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _STEPS = ((86_400 * 2, 86_400, "d"), (5_400, 3_600, "h"), (90, 60, "min"), (0, 1, "s"))
 _UNITS_OF_TIME = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
+_SENTENCE = 80
+"""A text that may be as long is a sentence; a shorter one is a name."""
 NOTHING = "—"
 
 _WORDS: Mapping[str, str] = {
@@ -41,10 +43,13 @@ def shown(value: Any) -> Any:
 
 
 def clip(value: str | None, most: int = 160) -> str:
-    """The beginning of a long text."""
+    """The beginning of a long text, and the end of a sentence: it often tells what was decided."""
     if not value:
         return NOTHING
-    return value if len(value) <= most else f"{value[: most - 1]}…"
+    if len(value) <= most:
+        return value
+    end = most // 3 if most >= _SENTENCE else 0
+    return f"{value[: most - end - 1]}…{value[len(value) - end :]}"
 
 
 def moment(text: str | datetime | None) -> datetime | None:

@@ -363,6 +363,8 @@ def _other_job(
     if state == "failed":
         _failed(story, name, ended, last, first)
     if state == "stopped":
+        story.add("operator_acted", ended - 3, name, round=1, by=user, action="stop_job", target="",
+                  outcome="accepted", reason="wrong data set", origin="cli")  # fmt: skip
         story.add("round_ended", ended - 4, name, round=1, cause="operator", reason=reasons[state],
                   lasted_s=began - ended, last_step=last)  # fmt: skip
     story.add("job_ended", ended - 5, name, state=state, exit_code=0 if state == "done" else 1, reason=reasons[state],

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep_services.history.dashboard.formats import duration, gist, judged, percent, size
+from everstep_services.history.dashboard.formats import clip, duration, gist, judged, percent, size
 
 
 @given(st.floats(1e-12, 1e15))
@@ -48,6 +48,15 @@ def test_a_fact_without_a_reason_says_what_it_is_about() -> None:
     assert gist({"kind": "bus_set_up", "body": {}}) == ""
     check = {"kind": "node_check_finished", "body": {"occasion": "join", "is_healthy": False}}
     assert gist(check) == "join: unhealthy"
+
+
+def test_a_long_sentence_keeps_its_end_and_a_long_name_its_beginning() -> None:
+    why = f"rank 1 exited with 1: {'RuntimeError ' * 20}; restart 1 of 4"
+    assert len(clip(why, 160)) == 160
+    assert clip(why, 160).startswith("rank 1 exited with 1: RuntimeError")
+    assert clip(why, 160).endswith("; restart 1 of 4")
+    assert clip("n" * 50, 40) == "n" * 39 + "…"
+    assert (clip(None), clip("short", 160)) == ("—", "short")
 
 
 def test_an_act_tells_who_did_what_to_what() -> None:
