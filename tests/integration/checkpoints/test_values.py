@@ -160,6 +160,45 @@ def test_what_is_saved_is_restored_bit_for_bit_from_each_tier(tmp_path: Path, ti
         assert likeness(one) == likeness(READ[key]), key
 
 
+class Open(torch.optim.SGD):
+    """The form of its state is unknown before a step, which fails without gradients."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        raise RuntimeError("there is nothing to step")
+
+
+class Overridden(Open):
+    def load_state_dict(self, state_dict: State) -> None:
+        super().load_state_dict(state_dict)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("is_blank", [True, False])
+@pytest.mark.parametrize("kind", [Open, Overridden])
+def test_values_in_an_optimizers_state_are_restored(
+    tmp_path: Path, kind: type[Open], is_blank: bool
+) -> None:
+    """Torch's own load makes other values of texts, and fails at arrays."""
+    values: State = {"text": "a", "nested": {"pair": (1, "x"), "list": ["b", [2, "c"]]}}
+    values |= {"texts": {"d"}, "none": None, "octets": b"f", "tensor": torch.ones(2)}
+    if kind is Open:
+        values |= {"array": np.arange(3), "numbers": (range(3), "e")}
+
+    def made(state: State | None) -> State:
+        optimizer = kind([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+        if state is not None:
+            optimizer.state[optimizer.param_groups[0]["params"][0]] = state
+        return {"optimizer": optimizer}
+
+    with Checkpointer(tmp_path / "root", job="own") as saves:
+        assert saves.save(1, made(values)).wait(WITHIN_S)
+    target = made(None if is_blank else values | {"text": "z", "tensor": torch.zeros(2)})
+    with Checkpointer(tmp_path / "root", job="own") as saves:
+        assert saves.restore(target) is not None
+    (restored,) = target["optimizer"].state.values()
+    assert likeness({name: restored[name] for name in values}) == likeness(values)
+
+
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 @pytest.mark.usefixtures("alone")

@@ -1,13 +1,16 @@
 """The states of optimizers: made to load into, and loaded with their types."""
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+_TEXT_OF_TORCH = "<generator object Optimizer.load_state_dict."
+_CAST = (torch.Tensor, str, bytes, bytearray, tuple, set, frozenset, Mapping)
 Form = tuple[torch.dtype, tuple[int, ...]]
 """Type and shape of a tensor."""
 
@@ -99,17 +102,46 @@ def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def keep_types(part: object, saved: Mapping[str, Any]) -> None:
-    """Give states of an optimizer the type that they were saved with, and not their parameter's."""
-    if (
-        not isinstance(part, Optimizer)
-        or type(part).load_state_dict is not Optimizer.load_state_dict
-    ):
+def load_state(part: Stateful, saved: dict[str, Any]) -> None:
+    """Load the state of an object; that of an optimizer with its types and values.
+
+    Torch gives tensors the type of their parameter, makes the `repr` of a generator of each text,
+    and fails at NumPy's arrays.
+    """
+    if not isinstance(part, Optimizer):
+        part.load_state_dict(saved)
         return
+    is_torchs = type(part).load_state_dict is Optimizer.load_state_dict
+    part.load_state_dict(saved | {"state": _castable(saved["state"])} if is_torchs else saved)
     for number, parameter in enumerate(_parameters(part)):
         values = saved["state"].get(number, {})
-        if _types(values) != _types(part.state.get(parameter, {})):
+        if parameter in part.state:
+            part.state[parameter] = _with_values(part.state[parameter], values)
+        if is_torchs and _types(values) != _types(part.state.get(parameter, {})):
             part.state[parameter] = values
+
+
+def _castable(value: Any) -> Any:
+    """The value, with None for all that torch cannot cast."""
+    if isinstance(value, dict):
+        return {name: _castable(inner) for name, inner in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_castable, value))
+    return value if isinstance(value, _CAST) or not isinstance(value, Iterable) else None
+
+
+def _with_values(loaded: Any, saved: Any) -> Any:
+    """What was loaded, with the saved values for texts and for None."""
+    if loaded is None or (isinstance(loaded, str) and loaded.startswith(_TEXT_OF_TORCH)):
+        return saved
+    if isinstance(loaded, dict) and isinstance(saved, Mapping):
+        for name in loaded.keys() & saved.keys():
+            loaded[name] = _with_values(loaded[name], saved[name])
+    elif isinstance(loaded, (list, tuple)) and type(loaded) is type(saved):
+        return type(loaded)(map(_with_values, loaded, saved))
+    elif isinstance(loaded, (set, frozenset)) and any(isinstance(text, str) for text in loaded):
+        return saved
+    return loaded
 
 
 def _types(values: Mapping[str, Any]) -> list[object]:

@@ -16,9 +16,9 @@ from trainer_sdk.checkpoint.restore.optimizer_state import (
     Form,
     give_state,
     is_blank,
-    keep_types,
     keys_in,
     leaves,
+    load_state,
     state_like,
 )
 
@@ -192,8 +192,7 @@ class Target:
             elif isinstance(part, Stateful):
                 if not _is_filled(part, self._dicts[name]):
                     with _as_made(self.tensors_of(name)):
-                        part.load_state_dict(self._dicts[name])
-                        keep_types(part, self._dicts[name])
+                        load_state(part, self._dicts[name])
             else:
                 self._state[name] = self._dicts[name]
 
