@@ -115,11 +115,21 @@ class AsyncCallsQueue:
     def schedule_async_request(self, async_request: AsyncRequest) -> int:
         """Copy what the request needs, and begin it; returns its number."""
         self._scheduled += 1
-        request = async_request.preloaded().freeze()._replace(call_idx=self._scheduled)
+        try:
+            request = async_request.preloaded()
+        except Exception as error:
+            failed: Future[None] = Future()
+            failed.set_exception(error)  # the other ranks have begun it, and wait for this rank
+            self._append(async_request, failed)
+            raise
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="everstep-async-save")
-        self._calls.append(_ActiveCall(request, self._pool.submit(request.run)))
+        self._append(request, self._pool.submit(request.run))
         return self._scheduled
+
+    def _append(self, request: AsyncRequest, running: "Future[None]") -> None:
+        numbered = request.freeze()._replace(call_idx=self._scheduled)
+        self._calls.append(_ActiveCall(numbered, running))
 
     def maybe_finalize_async_calls(
         self, blocking: bool = False, no_dist: bool = False
