@@ -66,11 +66,14 @@ class Run:
 
     def ask_all(self, *commands: Sequence[str]) -> Iterator[tuple[int, str, str]]:
         """Run commands as that user; the code and the output of each."""
-        done = self._asked(python("-c", ASKED, json.dumps(commands)))
+        program = python("-c", ASKED, json.dumps(commands))
+        done = self._asked(program, WITHIN_S * len(commands))
         assert done.returncode == 0, done.stderr
         return map(tuple, map(json.loads, done.stdout.splitlines()))
 
-    def _asked(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+    def _asked(
+        self, command: list[str], within_s: float = WITHIN_S
+    ) -> subprocess.CompletedProcess[str]:
         if os.geteuid() == 0:
             command = ["setpriv", f"--bounding-set={RIGHTS}", *command]
         return subprocess.run(
@@ -78,7 +81,7 @@ class Run:
             env=self.environ,
             capture_output=True,
             text=True,
-            timeout=WITHIN_S,
+            timeout=within_s,
             check=False,
         )
 
