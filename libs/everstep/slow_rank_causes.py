@@ -8,7 +8,9 @@ reports every place that must know it.
 from dataclasses import dataclass
 from typing import Literal, TypeGuard, assert_never, get_args
 
-SlowRankCause = Literal["input", "compute", "host", "network", "device", "design", "unknown"]
+SlowRankCause = Literal[
+    "input", "compute", "host", "network", "device", "design", "injected", "unknown"
+]
 Help = Literal["replace", "watch", "tune"]
 
 
@@ -31,6 +33,8 @@ def meaning_of(cause: SlowRankCause) -> SlowRankMeaning:
             return SlowRankMeaning(helps="replace", is_curable=True, is_of_node=True)
         case "compute" | "unknown":
             return SlowRankMeaning(helps="watch", is_curable=True)
+        case "injected":  # it ends with the fault that somebody makes on purpose
+            return SlowRankMeaning(helps="watch")
         case "input" | "design":  # they stay with the job
             return SlowRankMeaning(helps="tune")
         case _:
@@ -48,7 +52,7 @@ def known_slow_rank_cause(word: str) -> SlowRankCause:
 
 
 _CURABLE_FIRST: tuple[SlowRankCause, ...] = (
-    "host", "device", "network", "compute", "unknown", "input", "design",
+    "host", "device", "network", "compute", "unknown", "input", "design", "injected",
 )  # fmt: skip
 CURABLE = tuple(cause for cause in _CURABLE_FIRST if meaning_of(cause).is_curable)
 OF_NODE = tuple(cause for cause in _CURABLE_FIRST if meaning_of(cause).is_of_node)

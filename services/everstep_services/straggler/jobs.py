@@ -11,6 +11,7 @@ from functools import partial
 
 from everstep.messages import (
     ControlDocument,
+    FaultInjected,
     KnownStraggler,
     Member,
     NodeTimings,
@@ -19,7 +20,12 @@ from everstep.messages import (
     SwitchInForce,
 )
 from everstep.subjects import CLUSTER
-from everstep_services.straggler.domain.changes import Change, KeepsUp, SlowRankFound
+from everstep_services.straggler.domain.changes import (
+    Change,
+    KeepsUp,
+    SlowRankFound,
+    with_injection,
+)
 from everstep_services.straggler.domain.findings import blank
 from everstep_services.straggler.domain.policy import Policy, StragglerDecision
 from everstep_services.straggler.domain.rules import LiveRules
@@ -127,6 +133,29 @@ AFTERMATH_S = 30.0
 MakeJudge = Callable[[str, LiveRules], Judge]
 
 
+class InjectedFaults:
+    """The newest fault that somebody made in each rank of the newest round, on purpose."""
+
+    def __init__(self) -> None:
+        self._newest: dict[tuple[int, int], tuple[FaultInjected, float]] = {}
+        """By round and rank, with the end of the fault."""
+
+    def note(self, fault: FaultInjected, now: float) -> None:
+        """Somebody makes a fault."""
+        if fault.round is None or fault.rank is None:
+            return
+        until = now + (math.inf if fault.lasts_s is None else fault.lasts_s)
+        newest = {key: entry for key, entry in self._newest.items() if key[0] >= fault.round}
+        self._newest = {**newest, (fault.round, fault.rank): (fault, until)}
+
+    def explain(self, finding: SlowRankFound, now: float, window_s: float) -> SlowRankFound:
+        """The finding, made by the fault that lasted while its windows did."""
+        fault, until = self._newest.get((finding.round, finding.rank), (None, 0.0))
+        if fault is None or now > until + finding.windows * window_s:
+            return finding
+        return with_injection(finding, fault)
+
+
 class TrackedJob:
     """One job: its judge, its document as of one revision, and the changes to write."""
 
@@ -142,7 +171,7 @@ class TrackedJob:
         self._make_judge = make_judge
         self.switches = switches
         self.work = JobWork(make_judge(switches), most_waiting)
-        self.policy, self.formed = Policy(), FormedRound()
+        self.policy, self.formed, self.faults = Policy(), FormedRound(), InjectedFaults()
         self.document, self.revision = blank(job), 0
         self.is_removed = True
         """There is no document, or not any more."""
@@ -258,7 +287,7 @@ class TrackedJob:
         """A judgement is finished."""
         self._refused += outcome.refused
         self._slow |= {(straggler.round, straggler.rank) for straggler in outcome.adopted}
-        self._note(outcome.changes)
+        self._note(outcome.changes, now)
         self.work.finish(judgement, outcome, now)
 
     def end(self, reason: str) -> None:
@@ -285,8 +314,11 @@ class TrackedJob:
     def _begin_anew(self, reason: str) -> None:
         self.work.retire(self._make_judge(self.switches), reason)
 
-    def _note(self, changes: Iterable[Change]) -> None:
-        for change in changes:
+    def _note(self, changes: Iterable[Change], now: float) -> None:
+        for made in changes:
+            change = made
+            if isinstance(made, SlowRankFound):
+                change = self.faults.explain(made, now, self.switches.window_s)
             self.changes.append(change)
             if isinstance(change, SlowRankFound) and not change.is_design:
                 self._slow.add((change.round, change.rank))

@@ -47,6 +47,7 @@ class Straggler:
             self.observer.follow_jobs_for_ever,
             self.observer.follow_allocations_for_ever,
             self.observer.follow_rounds_for_ever,
+            self.observer.follow_faults_for_ever,
             self.observer.judge_for_ever,
             self.observer.write_for_ever,
             self.observer.report_for_ever,

@@ -15,6 +15,7 @@ from everstep.bus.ports import Bus, Inbox
 from everstep.clock import Clock
 from everstep.messages import (
     AllocationEnded,
+    FaultInjected,
     HeatMapDrawn,
     HeatMapPart,
     JobEnded,
@@ -130,6 +131,16 @@ class Observer:
                 job = self._jobs.get(fact.job)
                 if job is not None and fact.round is not None:
                     job.expect(fact.round)
+
+    async def follow_faults_for_ever(self) -> None:
+        """Follow which ranks somebody makes slow on purpose."""
+        injected = subjects.fact(None, "fault_injected")
+        async with self._bus.subscribe(injected, FaultInjected) as faults:
+            async for fault in faults:
+                with self._input_failures.caught("a fault made on purpose"):
+                    now = self._clock.now()
+                    if job := self._jobs.track(fault.job, now):
+                        job.faults.note(fault, now)
 
     async def judge_for_ever(self) -> None:
         """Judge the windows that are complete or overdue, once a tick."""

@@ -21,6 +21,7 @@ from everstep.bus.server.dev_server import DevServer
 from everstep.clock import SystemClock
 from everstep.messages import (
     AllocationEnded,
+    FaultInjected,
     HeatMapDrawn,
     JobEnded,
     RankScoreTable,
@@ -95,6 +96,31 @@ async def test_two_replicas_record_one_finding_and_its_end_once(
             tracked = replica.jobs.get(job)
             assert tracked is not None
             await until_async(partial(_is_over, tracked), "both know that it is over")
+
+
+async def test_a_rank_that_somebody_makes_slow_on_purpose_is_slow_by_injection(
+    bus: NatsBus, job: str
+) -> None:
+    nodes = Nodes(bus, job)
+    async with at_work(bus) as replica:
+        fault = FaultInjected(
+            id=ids.new_id(), job=job, at=SystemClock().wall(), source="agent", round=1,
+            fault="slow", by="ann@n0", node="n1", rank=1,
+        )  # fmt: skip
+        await bus.record(fault)
+        await until_async(lambda: replica.jobs.get(job) is not None, "it knows of the fault")
+        nodes.send("n1")
+        (known,) = (await found(bus, job, 1)).found
+        nodes.send()
+        await found(bus, job)
+        nodes.round = 2
+        nodes.send("n1")
+        (later,) = (await found(bus, job, 1)).found
+    assert (known.cause, later.cause) == ("injected", "host")
+    (finding, _) = await said(bus, job, StragglerFound, 2)
+    assert isinstance(finding, StragglerFound)
+    assert finding.cause == "injected"
+    assert finding.reason.startswith("ann@n0 injected slow; ")
 
 
 async def test_a_replica_that_is_started_amid_a_finding_goes_on_with_it(

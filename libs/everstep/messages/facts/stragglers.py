@@ -28,7 +28,7 @@ class StragglerFound(RoundFact, frozen=True, kw_only=True, tag="straggler_found.
     rank: Count
     """The rank."""
     cause: Name
-    """`input`, `compute`, `host`, `network`, `device`, `design` or `unknown`."""
+    """`input`, `compute`, `host`, `network`, `device`, `design`, `injected` or `unknown`."""
     reason: str
     """The numbers, the limits that they passed, and for how long."""
     role: Name = ""

@@ -35,7 +35,7 @@ def _cause_of(cause: SlowRankCause) -> VerdictCause:
             return "user_code"
         case "device":
             return "gpu"
-        case "host" | "network" | "unknown":
+        case "host" | "network" | "injected" | "unknown":
             return cause
         case "design":  # nobody is at fault, so there is no claim
             return "unknown"

@@ -1,8 +1,8 @@
 """The changes of a job's ranks that the domain reports."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from everstep.messages import Score
+from everstep.messages import FaultInjected, Score
 from everstep.slow_rank_causes import SlowRankCause
 
 
@@ -74,6 +74,14 @@ class StepsShifted:
     step: int
     reason: str
     section: str | None
+
+
+def with_injection(finding: SlowRankFound, fault: FaultInjected) -> SlowRankFound:
+    """The finding, caused by the fault that somebody has made in the rank in this round."""
+    if finding.is_design:
+        return finding
+    reason = f"{fault.by} injected {fault.fault}; {finding.reason}"
+    return replace(finding, cause="injected", reason=reason)
 
 
 Change = SlowRankFound | KeepsUp | Cost | StepsShifted
