@@ -18,7 +18,7 @@ from tests.unit.history.facts import make
 from tests.unit.history.story import INCIDENT, JOB
 
 pytest.importorskip("mcp")
-from mcp import Client, StdioServerParameters
+from mcp import Client, MCPError, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
@@ -199,6 +199,14 @@ async def test_wrong_arguments_get_one_line(story: ServedStory, tmp_path: Path) 
             assert problem in text
             assert "\n" not in text
             assert len(text) < 400
+
+
+async def test_a_report_that_is_missing_is_one_of_an_incident(
+    story: ServedStory, tmp_path: Path
+) -> None:
+    async with _by_stdio(tmp_path, *story.arguments) as client:
+        with pytest.raises(MCPError, match="there is no incident xx, and no job of that name"):
+            await client.read_resource("everstep://incidents/xx")
 
 
 async def test_an_api_that_is_away_is_reported(tmp_path: Path) -> None:

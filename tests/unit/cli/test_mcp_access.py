@@ -9,6 +9,7 @@ from starlette.requests import ClientDisconnect
 
 from everstep_services.cli.api.client import ApiRefusalError
 from everstep_services.cli.errors import CliError, Exit
+from everstep_services.cli.mcp_server.answers import BoundedData, Bounds
 from everstep_services.cli.mcp_server.start import HttpAccess
 from tests.fakes.clock import FakeClock
 
@@ -115,3 +116,10 @@ def test_a_client_that_goes_away_is_not_an_error_of_the_server(
         log.error("Error handling POST request", exc_info=error)
     (record,) = caplog.records
     assert "ours" in str(record.exc_info)
+
+
+def test_what_was_cut_is_counted() -> None:
+    cut = BoundedData("", Bounds(characters=80, items=200), texts_cut=2, lists_cut=1)
+    assert cut.notes == [
+        "2 texts were cut at 80 characters.", "1 list was cut at 200 items."
+    ]  # fmt: skip

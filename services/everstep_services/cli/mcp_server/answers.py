@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from everstep.observe.printable import printable
+from everstep_services.cli.cells import counted
 
 MOST_BYTES = 64 << 10
 """An answer has at most about this size: it is part of what a model has to read."""
@@ -40,6 +41,10 @@ class _Cuts:
     lists: int = 0
 
 
+def _were(count: int, noun: str) -> str:
+    return f"{counted(count, noun)} {'was' if count == 1 else 'were'}"
+
+
 @dataclass(frozen=True, slots=True)
 class BoundedData:
     """Data as JSON that fits into an answer, and what was cut to make it fit."""
@@ -54,9 +59,10 @@ class BoundedData:
         """Sentences about the cuts; none where all is whole."""
         notes: list[str] = []
         if self.texts_cut:
-            notes.append(f"{self.texts_cut} texts were cut at {self.bounds.characters} characters.")
+            texts = _were(self.texts_cut, "text")
+            notes.append(f"{texts} cut at {self.bounds.characters} characters.")
         if self.lists_cut:
-            notes.append(f"{self.lists_cut} lists were cut at {self.bounds.items} items.")
+            notes.append(f"{_were(self.lists_cut, 'list')} cut at {self.bounds.items} items.")
         return notes
 
 

@@ -292,8 +292,18 @@ class Tools:
     def report(self, incident: str) -> ToolAnswer:
         """The report about an incident as Markdown, as `everstep incident report` writes it."""
         with self._source.open() as source:
-            text = markdown(report_of(source.api, find_named(source.api, incident)))
+            text = markdown(report_of(source.api, _reported(source, incident)))
             return ToolAnswer("The report, in Markdown, line by line.", text.split("\n"))
+
+
+def _reported(source: OpenSource, named: str) -> dict[str, Any]:
+    try:
+        return find_named(source.api, named)
+    except CliError as error:
+        if error.code is not Exit.NOT_FOUND:
+            raise
+        text = f"there is no incident {named}, and no job of that name with an incident"
+        raise CliError(text, Exit.NOT_FOUND) from error
 
 
 def _story(source: OpenSource, named: str) -> list[str]:

@@ -141,6 +141,8 @@ def _configure_logs(invocation: Invocation) -> None:
     log = loaded.section(LogSettings)
     if loaded.origins["log.level"] == DEFAULT:  # the console belongs to the ranks
         log = msgspec.structs.replace(log, level="warning")
+        # A metric tells that the loop is late: on the console of ranks it helps nobody.
+        logging.getLogger("everstep.observe.metrics").setLevel(logging.ERROR)
     if loaded.origins["log.format"] == DEFAULT:
         log = msgspec.structs.replace(log, format="console")
     configure(log, "run", environ=invocation.environ)

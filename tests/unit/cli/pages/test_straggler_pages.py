@@ -10,7 +10,7 @@ from everstep_services.cli.cells import percent, slow_rank
 from everstep_services.cli.commands.jobs import stragglers
 from everstep_services.cli.output import say_cut
 from everstep_services.cli.pages.limits import in_force_page
-from everstep_services.cli.pages.stragglers.job import heat_map, remarks
+from everstep_services.cli.pages.stragglers.job import _compared, heat_map, remarks
 
 FOUND: dict[str, Any] = {
     "rank": 3, "node": "node-2", "cause": "input", "slower_ratio": 0.3, "section": "data",
@@ -130,3 +130,12 @@ def test_each_switch_of_slow_ranks_is_a_line_with_its_source() -> None:
         ["straggler.window_s", "10", "(default)"],
     ]
     assert list(in_force_page([], None)) == []
+
+
+@pytest.mark.parametrize(("late_s", "shown"), [(-0.001, "0 ms"), (0.04, "40 ms"), (None, "")])
+def test_nobody_is_late_by_less_than_nothing(late_s: float | None, shown: str) -> None:
+    rank = {
+        "rank": 3, "scores": [], "is_straggler": False, "own_s": 0.4, "slower_ratio": 0.0,
+        "lateness_s": late_s, "waited_s": 0.0,
+    }  # fmt: skip
+    assert _compared(rank, None)["late"] == shown

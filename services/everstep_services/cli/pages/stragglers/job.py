@@ -202,7 +202,7 @@ def _compared(rank: Record, finding: Record | None) -> dict[str, Any]:
         **rank,
         "own": _span(rank["own_s"]),
         "slower": blank_or(percent, rank["slower_ratio"]),
-        "late": _span(rank["lateness_s"]),
+        "late": _span(rank["lateness_s"] and max(rank["lateness_s"], 0.0)),  # clocks differ
         "waits": _span(rank["waited_s"]),
         "cause": cause,
         "relative": _score(own, "relative_score"),
