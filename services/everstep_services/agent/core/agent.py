@@ -458,7 +458,9 @@ class Agent:
             self.last_round, self.last_slot = order.round, order.slot
             return [AskToJoin()]
         acts = self._say_withheld()
-        self._ask_at = None
+        if self._is_spare:
+            acts.append(ShowLine(f"this spare joins round {order.round}"))
+        self._ask_at, self._is_spare = None, False
         self._part = RoundPart(order, self.limits)
         return [*acts, *([ShowLine(order.reason)] if order.restarts else []), order]
 

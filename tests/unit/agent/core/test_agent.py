@@ -404,3 +404,12 @@ def test_an_answer_that_an_order_overtook_takes_no_spare_its_standing() -> None:
     assert agent.joined(reply(1, standing="spare"), now=2) == [], "it is not said again"
     agent.joined(reply(1, standing="waiting"), now=3)
     assert agent.check_compared("nic", "ok", "up") == [], "round 1 is ending"
+
+
+def test_a_spare_tells_when_it_trains_and_when_it_stands_by_again() -> None:
+    agent = Agent(AgentTimeouts())
+    assert agent.ordered(StandBy(**common(1))) == [ShowLine("standing by as a spare")]
+    assert agent.ordered(start(2)) == [ShowLine("this spare joins round 2"), start(2)]
+    agent.ordered(stop(2))
+    agent.stopped(2)
+    assert agent.ordered(StandBy(**common(3))) == [ShowLine("standing by as a spare")]
