@@ -1,7 +1,10 @@
 """The questions that people and services may ask health."""
 
 import asyncio
+import contextlib
 from typing import Literal, assert_never
+
+from msgspec.structs import replace
 
 from everstep.bus.facts.recorder import Recorder
 from everstep.bus.ports import Bus, Handler
@@ -17,12 +20,14 @@ from everstep.messages import (
     Message,
     NodeStandings,
     OperatorActed,
+    RoundDocument,
     SetControl,
     SetLimit,
     ShowLimits,
     ShowNodes,
     operator_acted,
 )
+from everstep.messages.codec import BadMessageError, decode_as
 from everstep.subjects import CLUSTER
 from everstep_services.health.learned_limits import LearnedLimits
 from everstep_services.health.nodes.actions import OperatorActions
@@ -32,6 +37,7 @@ from everstep_services.health.nodes.service import NodeService
 from everstep_services.health.observer import HealthObserver
 
 _HEALTH = "health"
+_OVER = "the job is over: this matters only if it is started again"
 Request = ExcludeNode | IncludeNode | SetControl | SetLimit
 """A request of a person. Health records each, accepted or refused."""
 
@@ -93,11 +99,20 @@ class HealthAnswers:
             if isinstance(question, SetLimit | SetControl):
                 await self._check_known(question.job)
             done = await self._carry_out(question)
+            if isinstance(question, SetLimit | SetControl) and await self._is_over(question.job):
+                done = replace(done, text=f"{done.text}; {_OVER}")
         except EverstepError as error:
             self._records.keep(self._acted(question, "refused", f"{question.reason}: {error}"))
             raise
         self._records.keep(self._acted(question, "accepted", question.reason))
         return done
+
+    async def _is_over(self, job: str) -> bool:
+        stored = await self._bus.documents("ROUNDS").get(job)
+        with contextlib.suppress(BadMessageError):  # of a newer release
+            phase = "" if stored.data is None else decode_as(stored.data, RoundDocument).phase
+            return phase in {"done", "stopped"}
+        return False
 
     async def _check_known(self, job: str) -> None:
         """Refuse an unknown job: a request with a wrong name would be accepted, and never act."""

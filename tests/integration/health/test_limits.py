@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from everstep import ids, subjects
 from everstep.bus import connect
@@ -24,9 +25,11 @@ from everstep.messages import (
     SetControl,
     SetLimit,
     ShowLimits,
+    encode,
 )
 from everstep_services.health.settings import HealthSettings, LimitSettings
 from tests.integration.health.replicas import at_work, facts_of, limits
+from tests.unit.rendezvous.documents import round_document
 from tests.waiting import until_async
 
 QUICK = HealthSettings(limits=LimitSettings(write_every_s=0.05))
@@ -146,6 +149,23 @@ async def test_nothing_is_set_for_a_job_that_nobody_knows(
             assert (await bus.documents(bucket).get(job)).data is None
         acts = await facts_of(bus, OperatorActed, 2, job=job)
     assert {act.outcome for act in acts} == {"refused"}
+
+
+async def test_the_answer_tells_that_the_job_is_over(
+    shared_nats: DevServer, job: str, tmp_path: Path
+) -> None:
+    document = round_document(job, seats=1, name_characters=8)
+    limit = SectionLimit(section="data", limit_s=7.0, source="configured")
+    ask = SetLimit(job=job, limit=limit, by="ann", reason="late", origin="cli")
+    async with (
+        connect(shared_nats.settings(SERVICE), "health", spool=tmp_path / "one") as bus,
+        at_work(bus, QUICK),
+    ):
+        for phase, is_over in (("running", False), ("stopped", True)):
+            stored = encode(replace(document, phase=phase))
+            await bus.documents("ROUNDS").put(job, stored, revision=None)
+            done = await bus.ask("health", "set_limit", ask, Done, job=job, within_s=30)
+            assert done.text.endswith("only if it is started again") == is_over
 
 
 async def test_people_set_a_limit_and_have_it_learned_again(
