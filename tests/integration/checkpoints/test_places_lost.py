@@ -116,7 +116,10 @@ def test_a_root_that_is_empty_after_a_commit_is_no_fresh_start(
     for makes_root in (False, True):
         if makes_root:
             root.mkdir()
-        with Checkpointer(root) as saves, pytest.raises(RestoreError, match="is the place mounted"):
+        with (
+            Checkpointer(root) as saves,
+            pytest.raises(RestoreError, match="was it unmounted or emptied"),
+        ):
             saves.restore(live)
         with Checkpointer(tmp_path / "other") as saves:
             assert saves.restore(live) is None

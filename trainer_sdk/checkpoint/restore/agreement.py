@@ -311,7 +311,7 @@ def _vanished(sights: Sequence[Sight]) -> list[RejectedState]:
     steps = [sight.committed for sight in sights if sight.committed is not None]
     if not steps or not any(sight.is_vacant for sight in sights):
         return []
-    reason = "it was committed there before, and now nothing is there: is the place mounted?"
+    reason = "it was committed there before, and now nothing is there: was it unmounted or emptied?"
     return [RejectedState(step=max(steps), tier=GLOBAL, reason=reason)]
 
 
