@@ -186,7 +186,7 @@ def test_timings_are_numbers_for_programs_and_all_pages_are_fetched(run: Run) ->
         (["j", "--section", "nope"], "job j has no section 'nope': use one of data\n"),
         (
             ["j", "--history", "--cause", "bogus"],
-            "'input', 'compute', 'host', 'network', 'device', 'design', 'unknown'",
+            "'input', 'compute', 'host', 'network', 'device', 'design', 'injected', 'unknown'",
         ),
         (["analyse", "trace.json"], "unexpected extra argument"),
     ],
