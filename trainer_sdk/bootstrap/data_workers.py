@@ -4,8 +4,9 @@ If a worker dies, its loader raises in the rank, which then cannot save. Torch's
 any SIGTERM; guarded workers end when their loader ends them, when the rank is gone, or by SIGKILL.
 """
 
+import signal
 import sys
-from functools import partial
+from contextlib import suppress
 from typing import Any
 
 from trainer_sdk.bootstrap import deferred_signals
@@ -17,7 +18,7 @@ _WORKERS = ("torch.utils.data._utils.worker", "torchdata.stateful_dataloader.wor
 
 def guard() -> None:
     """Change how torch prepares workers and ends them; its module for that is loaded already."""
-    from multiprocessing import popen_fork, process  # torch has imported both
+    from multiprocessing import popen_fork, process, util  # torch has imported them
 
     handling: Any = sys.modules["torch.utils.data._utils.signal_handling"]
     prepare = handling._set_worker_signal_handlers  # noqa: SLF001
@@ -37,7 +38,13 @@ def guard() -> None:
         deferred_signals.forking(lambda: launch(popen, child))
 
     def end(popen: Any) -> None:
-        (popen.kill if hasattr(popen, _GUARDED) else partial(terminate, popen))()
+        if not hasattr(popen, _GUARDED):
+            terminate(popen)
+            return
+        if util.is_exiting():  # else torch's handler takes this end for a failure, and raises
+            with suppress(ValueError):  # in another thread than the main one
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        popen.kill()
 
     handling._set_worker_signal_handlers = prepare_worker  # noqa: SLF001
     parts._launch, parts.terminate = launched, end  # noqa: SLF001

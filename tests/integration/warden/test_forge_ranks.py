@@ -117,6 +117,7 @@ async def test_workers_outlive_a_signal_and_end_with_their_rank(
         assert said["loaded"] == 63
         assert len(said["workers"]) == 2
         assert not [pid for pid in said["workers"] if os.path.exists(f"/proc/{pid}")]  # noqa: ASYNC240
+        assert "killed by signal" not in node.err()
 
 
 @pytest.mark.parametrize("warm", [variant(False), True])
