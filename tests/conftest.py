@@ -4,6 +4,7 @@ import asyncio
 import faulthandler
 import gc
 import inspect
+import logging
 import os
 import shutil
 import signal
@@ -47,6 +48,17 @@ _MANY_OPEN = 256
 _IGNORED = pytest.StashKey[list[int]]()
 _LAST_WORDS = pytest.StashKey[Path]()
 _OWN_FOLDER = pytest.StashKey[Path]()
+
+
+@pytest.fixture
+def logging_as_before() -> Iterator[None]:
+    """For tests that configure it as a command does: its stream is closed with their output."""
+    loggers = [logging.root, logging.getLogger("everstep.observe.metrics")]
+    handlers, levels = logging.root.handlers[:], [logger.level for logger in loggers]
+    yield
+    logging.root.handlers[:] = handlers
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.hookimpl(trylast=True)  # after pytest's own, which says it far from the summary

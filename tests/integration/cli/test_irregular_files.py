@@ -50,6 +50,7 @@ def test_what_a_command_names_is_a_regular_file(
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir], ids=["FIFO", "folder"])
 @pytest.mark.parametrize("words", ["status", "down", "up --port 0", "up --detach --port 0"])
+@pytest.mark.usefixtures("logging_as_before")
 def test_the_lock_of_a_state_directory_is_a_regular_file(
     folder: Path, capsys: pytest.CaptureFixture[str], make: Callable[[Path], object], words: str
 ) -> None:

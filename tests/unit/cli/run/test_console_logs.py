@@ -1,7 +1,6 @@
 """What the console of `everstep run` shows of the log: the console belongs to the ranks."""
 
 import logging
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,16 +10,7 @@ from everstep_services.cli.run.launch import _configure_logs
 _LATE = logging.getLogger("everstep.observe.metrics")
 
 
-@pytest.fixture(autouse=True)
-def logs_as_before() -> Iterator[None]:
-    root, late = logging.root, _LATE.level
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    _LATE.setLevel(late)
-
-
+@pytest.mark.usefixtures("logging_as_before")
 @pytest.mark.parametrize(("level", "is_shown"), [("", False), ("warning", True)])
 def test_a_late_loop_is_shown_only_to_those_who_ask_for_the_log(
     capsys: pytest.CaptureFixture[str], level: str, is_shown: bool
