@@ -25,8 +25,8 @@ _AGAIN = re.compile(
 _BEGAN = re.compile(r"round (\d+) began (?:at|after) step (\d+)")
 _PID = re.compile(rf"{_RANKS}\b[^;:]{{0,40}}\b(?:pid|process) (\d+)")
 _CONSEQUENCE = re.compile(
-    r"only because|perhaps|seems|may |might |inconclusive|lost a rank|lost a connection|not known"
-    r"|waited? |waits |wait for |cannot tell|were stopped|first reported|while others"
+    r"only because|perhaps|seems|may |might |inconclusive|lost a(?:nother)? rank|lost a connection"
+    r"|not known|waited? |waits |wait for |cannot tell|were stopped|first reported|while others"
 )
 """Words of sentences that accuse nobody whom they name."""
 _HEDGED_WHOLLY = "the cause may be another one"
@@ -139,7 +139,8 @@ def _accused(text: str, facts: Facts) -> Iterator[str]:
     for clause in text.split("; "):
         victims = set(_ranks(re.search(r"ranks? \(?([\d, ]+)", clause)))
         is_one = facts.scene.case.truth.incidents == 1
-        if is_one and "only because" in clause and victims & facts.culprits:
+        is_victim = "only because" in clause or "lost another rank" in clause
+        if is_one and is_victim and victims & facts.culprits:
             yield f"the culprit {sorted(victims & facts.culprits)} is said to be a victim"
         if not _CONSEQUENCE.search(clause) and not re.match(r"(all ranks of )?round \d", clause):
             yield from _named(clause, facts)
