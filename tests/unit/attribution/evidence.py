@@ -41,12 +41,13 @@ async def judged(
     return await asyncio.to_thread(combine, whole, heard.claims, heard.missing)
 
 
-def recorders(rank: int, at: int, world: int = 4) -> bytes:
-    """Dumps of all ranks; one rank has stopped calling collectives."""
+def recorders(rank: int, at: int, world: int = 4, others: tuple[int, ...] = ()) -> bytes:
+    """Dumps of all ranks; this rank, and others, have stopped calling collectives."""
     group = fake.Group("0", "default_pg", tuple(range(world)))
     calls = {one: [fake.Call(group, "all_reduce", ((4,),))] * 6 for one in range(world)}
     job = fake.Job(world, [group], calls)
-    fake.leave(job, rank, at)
+    for gone in (rank, *others):
+        fake.leave(job, gone, at)
     dumps = fake.play(job)
     members = [ArchiveMember(one, "json", json.dumps(dump).encode()) for one, dump in dumps.items()]
     return pack(members, {})

@@ -68,6 +68,16 @@ async def test_who_never_came_to_a_collective_is_named_from_the_recorders() -> N
     assert found.kind == "never_joined"
 
 
+async def test_ranks_that_were_still_on_their_way_when_another_one_failed_are_not_accused() -> None:
+    dumps = {"flight_recorder": recorders(3, 3, others=(0, 1))}
+    failed = await judged(case(ends=(raised(3, "IndexError", "no batch 7"),)), dumps)
+    assert (failed.cause, failed.ranks) == ("user_code", (3,))
+    assert not [claim.says for claim, _ in failed.evidence if {0, 1, 2} & set(claim.ranks)]
+    assert "rank 3 had ended while others waited" in " ".join(it.says for it, _ in failed.evidence)
+    hung = await judged(HANG, dumps)
+    assert "rank 2 alone entered" in " ".join(claim.says for claim, _ in hung.evidence)
+
+
 async def test_a_rank_that_nccl_finds_out_of_step_is_named_by_its_number_in_the_world() -> None:
     """In a group of two ranks it has another number."""
     all_ranks = nccl_ras.communicator({rank: {"AllReduce": 5} for rank in range(4)})

@@ -4,18 +4,19 @@ import asyncio
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from everstep.verdict_causes import VerdictCause
-from everstep_services.attribution.analyzers.rank_ends import first_ends, has_torn
+from everstep_services.attribution.analyzers.rank_ends import first_ends, has_torn, is_consequence
 from everstep_services.attribution.domain.claims import Claim, Role
 from everstep_services.attribution.flight_recorder.analysis import FlightAnalysis
 from everstep_services.attribution.flight_recorder.circles import ODD
 from everstep_services.attribution.flight_recorder.folder import DumpFile, read_dumps
+from everstep_services.attribution.flight_recorder.ranges import named
 from everstep_services.attribution.flight_recorder.report import (
     MOST_FAULTS,
     Fault,
@@ -93,14 +94,26 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
     if report.verdict != "culprits":
         return [*_undecided(report.faults[:1], fact)]
     late = incident.given_up.get("flight_recorder", {})
+    ended = {end.rank for end in first_ends(incident.case) if not is_consequence(end)}
     is_torn = await asyncio.to_thread(has_torn, incident.case)
     return [
         claim
         for fault in shown_faults(report.faults)
         if not (is_torn and fault.kind in _ALL_JOINED)
         and not (fault.kind == "no_dump" and any(it.rank in late for it in fault.suspects))
-        for claim in _claims(fault, fact)
+        for claim in _claims(_of_the_ended(fault, ended), fact)
     ]
+
+
+def _of_the_ended(fault: Fault, ended: Set[int]) -> Fault:
+    """A rank that had ended explains its absence; the others had no time to come."""
+    gone = tuple(suspect for suspect in fault.suspects if suspect.rank in ended)
+    if fault.kind != "never_joined" or len(gone) in {0, len(fault.suspects)}:
+        return fault
+    who = named([suspect.rank for suspect in gone])
+    return replace(
+        fault, suspects=gone, summary=f"{who} had ended while others waited in a collective"
+    )
 
 
 async def _refused(incident: Incident) -> Mapping[int | None, tuple[bytes, bytes]]:
