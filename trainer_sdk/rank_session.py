@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Literal
 
-    from trainer_sdk.kernels import KernelTrace
+    from trainer_sdk.device.kernels import KernelTrace
     from trainer_sdk.trackers import Tracker
 
 
@@ -196,7 +196,7 @@ class Session:
 
         False if that is not possible: without `cupti-python` or a driver, or under a profiler.
         """
-        from trainer_sdk.kernels import KernelTrace
+        from trainer_sdk.device.kernels import KernelTrace
 
         if self._kernels is None:
             self._kernels = KernelTrace(self._link.folder, every_s=every_s)

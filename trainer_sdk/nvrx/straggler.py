@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from trainer_sdk.checkpoint.rank_group import RankGroup, group_of_all
+from trainer_sdk.device.kernels import KernelTrace
 from trainer_sdk.environment import environ
-from trainer_sdk.kernels import KernelTrace
 from trainer_sdk.nvrx.straggler_report import (
     Report,
     Scores,

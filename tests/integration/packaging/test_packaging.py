@@ -195,7 +195,7 @@ IMPORTS = {
     "bus": "everstep.bus, everstep.bus.server.dev_server, everstep.bus.topology",
     "agent": "everstep.bus, psutil, pynvml, prometheus_client",
     "checkpoint": "trainer_sdk, numpy, xxhash",
-    "kernels": "trainer_sdk.kernels",
+    "kernels": "trainer_sdk.device.kernels",
     "tensorboard": "trainer_sdk.trackers, tensorboard.summary",
     "wandb": "trainer_sdk.trackers, wandb",
     "cli": "everstep_services.cli.group, everstep_services.cli.api.client",

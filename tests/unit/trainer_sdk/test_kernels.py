@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.cupti import ActivityKind, Cupti, Kernel
 from tests.waiting import until
 from trainer_sdk import layout
-from trainer_sdk.kernels import KERNELS_MOST, NAME_MOST, REPORTED_MOST, KernelTrace
+from trainer_sdk.device.kernels import KERNELS_MOST, NAME_MOST, REPORTED_MOST, KernelTrace
 
 Install = Callable[[Cupti | None], None]
 
