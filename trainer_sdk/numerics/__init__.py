@@ -1,0 +1,1 @@
+"""Finds steps whose result cannot be right, and says what computed them."""
