@@ -24,6 +24,9 @@ Signal = Literal[
 SIGNALS: Final[tuple[Signal, ...]] = get_args(Signal)
 Series = Literal["loss", "grad_norm"]
 
+_ZERO = -70.0
+"""Stands for the logarithm of 0, and of norms that are as good as 0."""
+
 
 @dataclass(frozen=True, slots=True)
 class UnexpectedResult:
@@ -192,7 +195,8 @@ class _Values:
         low, high = center - width, center + width
         if not self._is_logarithmic:
             return ResultBand(center, low, high)
-        return ResultBand(*(math.exp(min(exponent, 700.0)) for exponent in (center, low, high)))
+        exponents = (center, low, high)
+        return ResultBand(*(_exponential(exponent) for exponent in exponents))
 
     def moved_at(self, step: int) -> int:
         """Return the first step of those that moved away together and have not come back."""
@@ -236,7 +240,9 @@ class _Values:
         return max(1.4826 * _median(self._sorted), tail / 1.96, least)
 
     def _scaled(self, value: float) -> float:
-        return math.log(max(value, 1e-300)) if self._is_logarithmic else value
+        if not self._is_logarithmic:
+            return value
+        return max(math.log(value), _ZERO) if value > 0 else _ZERO
 
 
 class _Restored:
@@ -264,6 +270,10 @@ class _Restored:
         self._steps.append(step)
         self._losses.append(loss)
         return len(self._losses) >= self._count
+
+
+def _exponential(exponent: float) -> float:
+    return math.exp(min(exponent, 700.0)) if exponent > _ZERO else 0.0
 
 
 def _median(ordered: Sequence[float]) -> float:
