@@ -119,12 +119,18 @@ async def piece_of_evidence(
 async def pieces_of_evidence(
     database: Database, job: str, incident: str, kind: str
 ) -> Sequence[Record]:
-    """All pieces of a kind about an incident, each with the `world_size` of its round."""
-    here, rounds = tables.evidence, tables.rounds.c
+    """All pieces of a kind about an incident, each with the `world_size` of its round.
+
+    `ended` is the rank whose end was the first sign of the incident.
+    """
+    here, rounds, incidents = tables.evidence, tables.rounds.c, tables.incidents.c
+    of_incident = (incidents.job == here.c.job) & (incidents.incident == here.c.incident)
+    ended = case((incidents.trigger == "rank_exited", incidents.rank)).label("ended")
     of_round = (rounds.job == here.c.job) & (rounds.round == here.c.round)
     query = (
-        select(here, rounds.world_size)
+        select(here, rounds.world_size, ended)
         .outerjoin(tables.rounds, of_round)
+        .outerjoin(tables.incidents, of_incident)
         .where(here.c.job == job, here.c.incident == incident, here.c.kind == kind)
     )
     async with database.read() as connection:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -58,7 +59,7 @@ class EvidenceReader:
 
     async def collectives(self, asked: ReadEvidence) -> CollectivesRead:
         """How far each rank was; `RefusalError` if no recorder can be read."""
-        report, missing = await self._read(asked, flight_report)
+        report, missing = await self._read(asked, partial(flight_report, ended=asked.ended))
         if report is None or not report.dumps:
             raise _unreadable("flight recorder", missing, () if report is None else report.notes)
         lists = {

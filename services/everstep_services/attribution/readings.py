@@ -1,7 +1,7 @@
 """Joint results of collected evidence: how far each rank was, and where it stood."""
 
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from everstep.evidence.archive import BadArchiveError, is_archive, unpack
@@ -21,9 +21,11 @@ Piece = tuple[int | None, bytes]
 """The rank that a blob is of, None for an archive of several, and its content."""
 
 
-def flight_report(pieces: Iterable[Piece], world: int | None = None) -> FlightReport | None:
+def flight_report(
+    pieces: Iterable[Piece], world: int | None = None, ended: Collection[int] = ()
+) -> FlightReport | None:
     """The report on all flight recorders together; None if there are none."""
-    analysis = FlightAnalysis(world=world)
+    analysis = FlightAnalysis(world=world, ended=ended)
     with tempfile.TemporaryDirectory(prefix="everstep-dumps-") as name:
         files: dict[int, DumpFile] = {}
         for rank, content in _members(pieces):

@@ -73,7 +73,9 @@ async def test_ranks_that_were_still_on_their_way_when_another_one_failed_are_no
     failed = await judged(case(ends=(raised(3, "IndexError", "no batch 7"),)), dumps)
     assert (failed.cause, failed.ranks) == ("user_code", (3,))
     assert not [claim.says for claim, _ in failed.evidence if {0, 1, 2} & set(claim.ranks)]
-    assert "rank 3 had ended while others waited" in " ".join(it.says for it, _ in failed.evidence)
+    assert "rank 3 had ended while others waited in" in " ".join(
+        it.says for it, _ in failed.evidence
+    )
     hung = await judged(HANG, dumps)
     assert "rank 2 alone entered" in " ".join(claim.says for claim, _ in hung.evidence)
 

@@ -33,6 +33,8 @@ class ReadEvidence(Question, frozen=True, kw_only=True, tag="read_evidence.v1"):
     """Pieces of one kind and of one incident."""
     world_size: Count = 0
     """How many ranks the job had; 0 if unknown."""
+    ended: tuple[Count, ...] = ()
+    """The ranks that had failed by themselves before the evidence was collected."""
 
 
 class Suspicion(Part, frozen=True, kw_only=True):

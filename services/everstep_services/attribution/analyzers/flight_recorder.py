@@ -4,7 +4,7 @@ import asyncio
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +16,6 @@ from everstep_services.attribution.domain.claims import Claim, Role
 from everstep_services.attribution.flight_recorder.analysis import FlightAnalysis
 from everstep_services.attribution.flight_recorder.circles import ODD
 from everstep_services.attribution.flight_recorder.folder import DumpFile, read_dumps
-from everstep_services.attribution.flight_recorder.ranges import named
 from everstep_services.attribution.flight_recorder.report import (
     MOST_FAULTS,
     Fault,
@@ -81,7 +80,9 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
     refused = await _refused(incident)
     differ = bool(refused)
     stacks, _ = await incident.by_rank("stacks")
-    report, smallest = await asyncio.to_thread(_report, dumps, stacks, world or None, differ)
+    ended = {end.rank for end in first_ends(incident.case) if not is_consequence(end)}
+    analysis = FlightAnalysis(world=world or None, ended=ended)
+    report, smallest = await asyncio.to_thread(_report, analysis, dumps, stacks, differ)
     incident.missing += [f"flight_recorder: {note}" for note in report.notes[:_NOTES_MOST]]
     without = sorted(set(range(world)) - set(dumps))
     has_mismatch = any(fault.kind == "mismatch" for fault in report.faults)
@@ -94,26 +95,14 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
     if report.verdict != "culprits":
         return [*_undecided(report.faults[:1], fact)]
     late = incident.given_up.get("flight_recorder", {})
-    ended = {end.rank for end in first_ends(incident.case) if not is_consequence(end)}
     is_torn = await asyncio.to_thread(has_torn, incident.case)
     return [
         claim
         for fault in shown_faults(report.faults)
         if not (is_torn and fault.kind in _ALL_JOINED)
         and not (fault.kind == "no_dump" and any(it.rank in late for it in fault.suspects))
-        for claim in _claims(_of_the_ended(fault, ended), fact)
+        for claim in _claims(fault, fact)
     ]
-
-
-def _of_the_ended(fault: Fault, ended: Set[int]) -> Fault:
-    """A rank that had ended explains its absence; the others had no time to come."""
-    gone = tuple(suspect for suspect in fault.suspects if suspect.rank in ended)
-    if fault.kind != "never_joined" or len(gone) in {0, len(fault.suspects)}:
-        return fault
-    who = named([suspect.rank for suspect in gone])
-    return replace(
-        fault, suspects=gone, summary=f"{who} had ended while others waited in a collective"
-    )
 
 
 async def _refused(incident: Incident) -> Mapping[int | None, tuple[bytes, bytes]]:
@@ -152,10 +141,9 @@ def _mismatch(rank: int, says: str, fact: str | None) -> Claim:
 
 
 def _report(
-    dumps: Mapping[int, bytes], stacks: Mapping[int, bytes], world: int | None, differ: bool
+    analysis: FlightAnalysis, dumps: Mapping[int, bytes], stacks: Mapping[int, bytes], differ: bool
 ) -> tuple[FlightReport, int]:
     """The report, and the size of the smallest group in which ranks meet."""
-    analysis = FlightAnalysis(world=world)
     sizes: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="everstep-dumps-") as name:
         files = [DumpFile(Path(name, f"dump_{rank}"), rank) for rank in dumps]

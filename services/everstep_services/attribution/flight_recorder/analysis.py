@@ -1,7 +1,7 @@
 """Collects the summaries of the ranks' dumps, and makes their wait graph. Pure."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -22,8 +22,10 @@ from everstep_services.attribution.flight_recorder.waits import WaitGraph
 class FlightAnalysis:
     """Takes summaries one by one, and reports what they show together."""
 
-    def __init__(self, *, world: int | None = None) -> None:
+    def __init__(self, *, world: int | None = None, ended: Collection[int] = ()) -> None:
+        """`ended`: ranks that had failed by themselves before the dumps were written."""
         self._world = world
+        self._ended = frozenset(ended)
         self._ranks: dict[int, RankSummary] = {}
         self._unreadable: list[UnreadableDump] = []
         self._texts = CallTexts()
@@ -58,7 +60,7 @@ class FlightAnalysis:
         world = self._world_size()
         unreadable = {dump.rank: dump for dump in self._unreadable if dump.rank is not None}
         graph = WaitGraph(self._ranks, world, self._texts)
-        return FaultFinder(graph, world, unreadable).report(
+        return FaultFinder(graph, world, unreadable, self._ended).report(
             tuple(self._notes()), sizes_differ=sizes_differ
         )
 

@@ -8,7 +8,7 @@ A wait that is no longer than others in the same ring accuses nobody.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 import msgspec
 
@@ -44,10 +44,15 @@ class FaultFinder:
     """Finds faults at the ends of the wait graph."""
 
     def __init__(
-        self, graph: WaitGraph, world: int, unreadable: Mapping[int, UnreadableDump]
+        self,
+        graph: WaitGraph,
+        world: int,
+        unreadable: Mapping[int, UnreadableDump],
+        ended: Set[int] = frozenset(),
     ) -> None:
         self._graph = graph
         self._unreadable = unreadable
+        self._ended = ended
         self._partial = sorted(r for r, summary in graph.ranks.items() if summary.is_partial)
         self._world = world
         members = {m for group in graph.groups.values() for m in group.everybody()}
@@ -138,7 +143,14 @@ class FaultFinder:
         silent = [rank for rank in ranks if rank not in self._graph.ranks]
         present = [rank for rank in ranks if rank in self._graph.ranks]
         alone = self._alone(present)
-        if alone:
+        if ended := [rank for rank in present if rank in self._ended]:
+            yield self._fault(  # the others had no time to come
+                "never_joined",
+                f"{named(ended)} had ended while others waited in {self._awaited(ended)}",
+                0.95 * self._certainty(ended),
+                [(rank, self._last_seen(rank)) for rank in ended],
+            )
+        elif alone:
             yield self._fault(
                 "never_joined",
                 f"{named(alone)} alone entered {self._awaited(present)}, and {named(present)} "

@@ -149,6 +149,7 @@ async def _read(
         job=job,
         evidence=await _lent(context, [_piece(piece) for piece in there]),
         world_size=max(piece["world_size"] or 0 for piece in there),
+        ended=tuple({piece["ended"] for piece in there} - {None}),
     )
     see = f"incident report {incident}"
     try:

@@ -53,7 +53,8 @@ def collect(api: Api, incident: Record) -> EvidenceContents:
     findings.tails = [_tail(piece, content) for piece, content in of(*_LOGS)[:_TAILS]]
     world = max((row["world_size"] or 0 for row in incident["rounds"][:1]), default=0) or None
     dumps = [(piece["rank"], content) for piece, content in of("flight_recorder")]
-    findings.collectives = flight_report(dumps, world)
+    ended = [incident["rank"]] if incident["trigger"] == "rank_exited" else []
+    findings.collectives = flight_report(dumps, world, ended)
     stacks = [(piece["rank"], content) for piece, content in of("stacks")]
     findings.stacks = stack_report(stacks, world)
     return findings
