@@ -103,6 +103,17 @@ class Checkpointed(WireLine, frozen=True, kw_only=True):
     """The fields of the event's fact, without those that the agent adds."""
 
 
+class Numerics(WireLine, frozen=True, kw_only=True):
+    """An event about a result that cannot be right; rank 0 sends it for all ranks."""
+
+    round: _Count
+    rank: _Count
+    event: str
+    """`suspected`, `judged`, `acted` or `counted`; an agent ignores events it does not know."""
+    body: dict[str, Any]
+    """The fields of the event's fact, without those that the agent adds."""
+
+
 class Hung(WireLine, frozen=True, kw_only=True):
     """The rank stands still, and the monitor of its in-process restart ends it now."""
 
@@ -132,7 +143,7 @@ class Restarted(WireLine, frozen=True, kw_only=True):
 
 
 SessionMessage = (
-    Paused | Resumed | StopSeen | Requested | Injected | Checkpointed | Hung | Restarted
+    Paused | Resumed | StopSeen | Requested | Injected | Checkpointed | Numerics | Hung | Restarted
 )
 """The messages of a script's session."""
 

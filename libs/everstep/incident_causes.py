@@ -21,6 +21,7 @@ IncidentCause = Literal[
     "grow",
     "document_lost",
     "restarted_in_process",
+    "numerics",
     "done",
     "other",
 ]
@@ -36,6 +37,7 @@ WAITS = f"{SECONDARY}waits"
 """The fingerprint of the stall of a rank that waits for others."""
 
 IN_PROCESS: IncidentCause = "restarted_in_process"
+NUMERICS: IncidentCause = "numerics"
 BY_MONITOR = "monitor"
 """`rank_stalled.signal` of a rank that the monitor of its in-process restart ends."""
 
@@ -100,6 +102,8 @@ def _row(cause: IncidentCause) -> CauseMeaning:  # noqa: C901, PLR0911  a table,
         case "document_lost" | "other":
             return CauseMeaning()
         case "restarted_in_process":  # the script's own wrapper did it: no process has ended
+            return CauseMeaning(evidence="none")
+        case "numerics":  # a result that cannot be right: its judgement says whose it is
             return CauseMeaning(evidence="none")
         case _:
             assert_never(cause)

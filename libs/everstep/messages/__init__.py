@@ -17,6 +17,7 @@ from everstep.messages.facts.control import *
 from everstep.messages.facts.health import *
 from everstep.messages.facts.incidents import *
 from everstep.messages.facts.jobs import *
+from everstep.messages.facts.numerics import *
 from everstep.messages.facts.preemption import *
 from everstep.messages.facts.ranks import *
 from everstep.messages.facts.replicas import *

@@ -26,7 +26,7 @@ from everstep.messages import (
     tag_of,
 )
 
-PLAIN_FLOATS = {"confidence", "high", "low", "value", "weight"}
+PLAIN_FLOATS = {"confidence", "high", "low", "value", "weight", "first", "elsewhere", "largest"}
 SIZE_WORDS = {
     *("size", "memory", "bytes", "duration", "timeout", "time", "wait", "waited", "age"),
     *("silence", "grace", "lag", "ttl", "elapsed", "delay", "resident"),
@@ -137,7 +137,7 @@ def test_the_registry_is_complete() -> None:
     assert tagged == set(MESSAGE_TYPES)
     bases = {m.__name__ for m in ours} - {m.__name__ for m in tagged}
     assert bases == {
-        *("Fact", "RoundFact", "RankFact", "IncidentFact"),
+        *("Fact", "RoundFact", "RankFact", "IncidentFact", "NumericsFact"),
         *("Order", "Question", "Reply", "DocumentBody"),
     }, "a message without a tag"
     assert set(FACTS) == {m for m in MESSAGE_TYPES if issubclass(m, Fact)}

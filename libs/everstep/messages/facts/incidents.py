@@ -23,7 +23,7 @@ class IncidentOpened(IncidentFact, frozen=True, kw_only=True, tag="incident_open
 
     trigger: Name
     """The kind of the first report: `rank_exited`, `rank_stalled`, `node_lost`,
-    `restarted_in_process` …"""
+    `restarted_in_process`, `numerics` …"""
     reason: str
     """What happened, to which rank or node, and which limit was passed."""
     trigger_fact: Name | None = None

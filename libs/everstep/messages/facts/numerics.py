@@ -1,0 +1,112 @@
+"""Results of a training that cannot be right: suspected, judged, acted upon; and determinism."""
+
+from everstep.messages.base import Count, Int, Name, Part, RoundFact
+
+
+class NumericsFact(RoundFact, frozen=True, kw_only=True):
+    """A fact about one unexpected result; rank 0 reports it after all ranks have agreed."""
+
+    case: Name
+    """The id of the unexpected result, equal in all facts about it: 16 hex digits."""
+    step: Count
+    """The step whose result was unexpected."""
+    incident: Name | None = None
+    """The incident of the case, where the agent has opened one."""
+
+
+class NumericsSuspected(NumericsFact, frozen=True, kw_only=True, tag="numerics_suspected.v1"):
+    """A result of a step cannot be right; the agent of rank 0 sends this."""
+
+    signal: Name
+    """`nan`, `inf`, `loss_spike`, `grad_norm_spike`, `replicas_differ`, `restored_loss` (it does
+    not go on where the checkpoint was saved) or `results_differ` (a second run of the step)."""
+    moved_at: Count
+    """The step since which the value has moved: checkpoints of this step and later are suspect."""
+    rank: Count | None = None
+    """The rank with that result, where it is one rank's alone."""
+    ranks: tuple[Int, ...] = ()
+    """The ranks with that result, at most 100; empty for all."""
+    value: float | None = None
+    """The value; None where it is not finite. Beyond 1e18 it is sent as 1e18, as are all others."""
+    low: float | None = None
+    """The lower end of the band in which the value was expected."""
+    high: float | None = None
+    """The upper end of that band."""
+
+
+class NumericsJudged(NumericsFact, frozen=True, kw_only=True, tag="numerics_judged.v1"):
+    """The step was run again, or replicas were compared; the agent of rank 0 sends this."""
+
+    signal: Name
+    """As in `numerics_suspected`."""
+    kind: Name
+    """`transient` (it did not come again), `persistent` (it comes again on this rank, not
+    elsewhere), `correct_but_unexpected` (it comes everywhere: the data or the optimizer is the
+    reason), `not_reproducible_and_not_local` or `replica_differs`."""
+    reason: str
+    """The judgement in a sentence, with the values."""
+    ranks: tuple[Int, ...] = ()
+    """The ranks whose result is wrong, at most 100; empty where none could be named."""
+    node: Name = ""
+    """The node of the first of them."""
+    device: Name = ""
+    """The accelerator of that rank: `GPU-5e9c…`; empty on a CPU."""
+    group: Name = ""
+    """The first group of parameters that differs: `layers.7.attention`."""
+    first: float | None = None
+    """The loss of that rank in the first run; None where it is not finite."""
+    again: tuple[float | None, ...] = ()
+    """The losses of the further runs on that rank, at most 100."""
+    elsewhere: float | None = None
+    """The loss of the same step on another rank."""
+    elsewhere_by: Count | None = None
+    """That other rank; None where it was not run elsewhere."""
+    samples_from: Count | None = None
+    """The position in the data of the step's first sample, where that is known."""
+    samples_to: Count | None = None
+    """The position after its last sample."""
+
+
+class NumericsActed(NumericsFact, frozen=True, kw_only=True, tag="numerics_acted.v1"):
+    """What followed from the judgement of a result; the agent of rank 0 sends this."""
+
+    action: Name
+    """`again` (the step was made again), `rollback`, `skip` (also the samples are passed over),
+    `exclude` (the node leaves), `stop` or `move` (to other nodes)."""
+    outcome: Name
+    """`done`, `observed` (the policy is only to observe) or `refused`."""
+    reason: str
+    """Why."""
+    to_step: Count | None = None
+    """The step from which the training goes on."""
+    samples_from: Count | None = None
+    """The position in the data of the first sample that is passed over."""
+    samples_to: Count | None = None
+    """The position after the last one."""
+
+
+class ComparedResult(Part, frozen=True, kw_only=True):
+    """How often a result was the same when its step was run again."""
+
+    name: Name
+    """`loss`, `grad_norm`, or a group of parameters."""
+    compared: Count
+    """How often it was compared."""
+    different: Count
+    """How often it was not the same, bit for bit."""
+    largest: float | None = None
+    """The largest difference; None for hashes, which have none."""
+
+
+class NumericsCounted(RoundFact, frozen=True, kw_only=True, tag="numerics_counted.v1"):
+    """How often steps were run again, and gave the same; the agent of rank 0 sends this.
+
+    The numbers count from the start of the round. It is sent once a minute, and at the end.
+    """
+
+    steps: Count
+    """The steps of the round so far."""
+    again: Count
+    """How many of them were run again."""
+    results: tuple[ComparedResult, ...] = ()
+    """The compared results, at most 100."""
