@@ -101,9 +101,9 @@ def _row(cause: IncidentCause) -> CauseMeaning:  # noqa: C901, PLR0911  a table,
             return CauseMeaning(opens_incident=False, evidence="none")
         case "document_lost" | "other":
             return CauseMeaning()
+        case "numerics":  # a result that cannot be right: only its judgement names a party
+            return CauseMeaning()
         case "restarted_in_process":  # the script's own wrapper did it: no process has ended
-            return CauseMeaning(evidence="none")
-        case "numerics":  # a result that cannot be right: its judgement says whose it is
             return CauseMeaning(evidence="none")
         case _:
             assert_never(cause)

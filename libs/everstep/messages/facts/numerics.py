@@ -1,6 +1,23 @@
 """Results of a training that cannot be right: suspected, judged, acted upon; and determinism."""
 
+from collections.abc import Mapping
+
 from everstep.messages.base import Count, Int, Name, Part, RoundFact
+
+_SIGNALS: Mapping[str, str] = {
+    "nan": "the loss or the gradient norm is not a number",
+    "inf": "the loss or the gradient norm is infinite",
+    "loss_spike": "the loss left its band",
+    "grad_norm_spike": "the gradient norm left its band",
+    "replicas_differ": "replicas of the parameters are no longer equal",
+    "restored_loss": "the loss does not go on where the checkpoint was saved",
+    "results_differ": "a second run of the step gave another result",
+}
+
+
+def told_signal(signal: str) -> str:
+    """The signal of an unexpected result in plain words."""
+    return _SIGNALS.get(signal, f"its result is unexpected ({signal})")
 
 
 class NumericsFact(RoundFact, frozen=True, kw_only=True):
@@ -32,6 +49,18 @@ class NumericsSuspected(NumericsFact, frozen=True, kw_only=True, tag="numerics_s
     """The lower end of the band in which the value was expected."""
     high: float | None = None
     """The upper end of that band."""
+
+    @property
+    def reason(self) -> str:
+        """The suspicion in a sentence, with the values."""
+        values = ""
+        if self.value is not None:
+            band = (f"{end:.5g}" for end in (self.low, self.high) if end is not None)
+            expected = " to ".join(band)
+            values = f": {self.value:.5g}" + (f", expected {expected}" if expected else "")
+        ranks = ", ".join(map(str, self.ranks))
+        where = f" on {'rank' if len(self.ranks) == 1 else 'ranks'} {ranks}" if ranks else ""
+        return f"at step {self.step} {told_signal(self.signal)}{where}{values}"
 
 
 class NumericsJudged(NumericsFact, frozen=True, kw_only=True, tag="numerics_judged.v1"):

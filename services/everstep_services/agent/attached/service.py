@@ -37,11 +37,12 @@ from everstep_services.agent.ranks.setup import read_error
 from everstep_services.agent.ranks.source import RankSource
 from everstep_services.agent.replicas.node_checkpoints import NodeCheckpoints
 from everstep_services.agent.runtime.background import BackgroundLoops
+from everstep_services.agent.telemetry.numerics import NumericsRecorder
 from everstep_services.agent.telemetry.progress import beat_of
 from everstep_services.agent.telemetry.step_figures import StepCounter, StepsMade
 from everstep_services.agent.timings.monitor import RoundPosition, TimingMonitor
 from trainer_sdk.page_content import CountedBy
-from trainer_sdk.wire import Checkpointed, Restarted, Stepped
+from trainer_sdk.wire import Checkpointed, Numerics, Restarted, Stepped
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class AttachedService:
             lambda: self._checks.failing,
         )  # fmt: skip
         self._checkpoints = NodeCheckpoints(plan.job, plan.node, clock, self._recorder.keep)
+        self._numerics = NumericsRecorder(self._records, clock)
         self._evidence = AttachedEvidence(
             plan, bus, clock, self._records, watching.ranks, self._recorder.keep
         )
@@ -189,6 +191,8 @@ class AttachedService:
         match event.message:
             case Checkpointed() as message:
                 self._checkpoints.said(message)
+            case Numerics() as message:
+                self._recorder.keep(*self._numerics.heard(event.round, message))
             case Restarted(is_without=True) as message:
                 self._do(self._here.went_on(message.lost, self._clock.now()))
             case Restarted() as message:
@@ -264,6 +268,7 @@ class AttachedService:
                 return [story.opens(number, self._incident, act, self._last())]
             case attendance.RoundEnds():
                 self._say_progress(self._steps.since(self._newest(), is_last=True))
+                self._recorder.keep(*self._numerics.ends())
                 return story.round_ends(act, self._incident, self._last())
             case attendance.IncidentCloses():
                 incident, self._incident = self._incident, None

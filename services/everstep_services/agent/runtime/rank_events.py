@@ -42,6 +42,7 @@ from everstep_services.agent.stalls.recorder import StallRecorder
 from everstep_services.agent.telemetry.evidence import EvidenceCollection, EvidenceRecorder
 from everstep_services.agent.telemetry.facts import AgentFacts
 from everstep_services.agent.telemetry.first_collective import FirstCollective
+from everstep_services.agent.telemetry.numerics import NumericsRecorder
 from everstep_services.agent.telemetry.progress import ProgressReader
 from everstep_services.agent.telemetry.saves import CoordinatedSaves
 from trainer_sdk.wire import (
@@ -49,6 +50,7 @@ from trainer_sdk.wire import (
     ForgeDown,
     ForgeUp,
     Injected,
+    Numerics,
     Requested,
     Restarted,
     StartFailed,
@@ -73,6 +75,7 @@ class RankObservers:
     collective: FirstCollective
     saves: CoordinatedSaves
     checkpoints: NodeCheckpoints
+    numerics: NumericsRecorder
     requests: ScriptRequests
     records: AgentFacts
     record: Callable[[Fact], None]
@@ -229,18 +232,25 @@ class RankEvents:
                 )  # fmt: skip
                 self._agent.injected(fault)
                 observers.record(fault)
-            case Restarted(is_without=False) as message:
-                step = observers.progress.step(event.rank)
-                for fact in observers.records.restarted(order, event.rank, message, step):
-                    observers.record(fact)
-            case Restarted():
-                pass  # this agent starts all ranks again
+            case Restarted() | Numerics() as message:
+                for reported in self._facts_of(order, event.rank, message):
+                    observers.record(reported)
             case Requested() as message:
                 observers.requests.hear(message)
             case Checkpointed() as message:
                 observers.checkpoints.said(message)
             case _:
                 observers.stalls.said(event)
+
+    def _facts_of(
+        self, order: StartRanks, rank: int, message: Restarted | Numerics
+    ) -> Sequence[Fact]:
+        observers = self._observers
+        if isinstance(message, Numerics):
+            return observers.numerics.heard(order.round, message)
+        if message.is_without:
+            return ()  # this agent starts all ranks again
+        return observers.records.restarted(order, rank, message, observers.progress.step(rank))
 
     async def _script_ended(self, order: StartRanks, event: ScriptEnded) -> None:
         """Not every failure counts yet: a script may exit with any code, and take its time."""
@@ -402,6 +412,7 @@ class RankEvents:
             last += observers.progress.ends()
             observers.stalls.ends()
             observers.checkpoints.ends()
+            last += observers.numerics.ends()
         if observers.logs is not None:
             with unharmed("the output of a round"):
                 observers.logs.ends()

@@ -58,6 +58,7 @@ from everstep_services.agent.stalls.recorder import StallRecorder
 from everstep_services.agent.telemetry.evidence import EvidenceCollection, EvidenceRecorder
 from everstep_services.agent.telemetry.facts import AgentFacts
 from everstep_services.agent.telemetry.first_collective import FirstCollective
+from everstep_services.agent.telemetry.numerics import NumericsRecorder
 from everstep_services.agent.telemetry.progress import ProgressReader
 from everstep_services.agent.telemetry.saves import CoordinatedSaves
 from everstep_services.agent.timings.monitor import RoundPosition, TimingMonitor
@@ -143,6 +144,7 @@ class AgentService:
             stalls=self._stalls,
             saves=self._saves,
             checkpoints=self._checkpoints,
+            numerics=NumericsRecorder(self._records, clock),
             requests=self._requests,
             records=self._records,
             record=record,

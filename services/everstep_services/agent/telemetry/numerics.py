@@ -1,0 +1,170 @@
+"""Makes facts of rank 0's reports about results that cannot be right, and incidents of cases.
+
+Pure, but for the ids of facts. A report that cannot be read is dropped, with a line in the log.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from everstep.clock import Clock
+from everstep.ids import new_id
+from everstep.incident_causes import NUMERICS
+from everstep.incident_outcomes import IncidentOutcome
+from everstep.messages import (
+    Fact,
+    IncidentClosed,
+    IncidentOpened,
+    Ledger,
+    NumericsActed,
+    NumericsCounted,
+    NumericsFact,
+    NumericsJudged,
+    NumericsSuspected,
+)
+from everstep_services.agent.telemetry.facts import AgentFacts
+from trainer_sdk.wire import Numerics
+
+log = logging.getLogger(__name__)
+
+_ITEMS_MOST = 100
+_TEXT_MOST = 2000
+_FLOAT_MOST = 1e18
+_CASES_MOST = 100
+_KINDS: Mapping[str, type[Fact]] = {
+    "suspected": NumericsSuspected,
+    "judged": NumericsJudged,
+    "acted": NumericsActed,
+    "counted": NumericsCounted,
+}
+_CERTAIN = frozenset({"nan", "inf", "replicas_differ"})
+"""Signals that open an incident before they are judged: no healthy training has them."""
+
+
+@dataclass(slots=True)
+class _OpenCase:
+    """The case whose incident is open."""
+
+    case: str
+    incident: str
+    round: int
+    since: float
+    reason: str
+
+
+class NumericsRecorder:
+    """The unexpected results that rank 0 reports to one agent; at most one incident is open."""
+
+    def __init__(self, records: AgentFacts, clock: Clock) -> None:
+        self._records = records
+        self._clock = clock
+        self._open: _OpenCase | None = None
+        self._incidents: dict[str, str] = {}
+        """The incidents of the newest cases."""
+        self._unjudged: set[tuple[int, str]] = set()
+        """Rounds and signals that opened an incident before any judgement: each opens one."""
+
+    def heard(self, round: int, line: Numerics) -> list[Fact]:
+        """The facts that follow from a report."""
+        kind = _KINDS.get(line.event)
+        if kind is None:
+            log.info("unknown_numerics_event rank=%d event=%s", line.rank, line.event)
+            return []
+        body = {name: _bounded(value) for name, value in line.body.items()}
+        head = {**self._records.of_round(round), "incident": self._incidents.get(_case(line))}
+        try:
+            fact = msgspec.convert(body | head, kind)
+        except msgspec.ValidationError as error:
+            log.warning(
+                "numerics_event_unreadable rank=%d event=%s error=%s", line.rank, line.event, error
+            )
+            return []
+        if not isinstance(fact, NumericsFact):
+            return [fact]
+        before: list[Fact] = []
+        if self._open is not None and self._open.case != fact.case:
+            before = self.ends("another unexpected result followed")
+        return before + self._of_case(fact)
+
+    def _of_case(self, fact: NumericsFact) -> list[Fact]:
+        match fact:
+            case NumericsSuspected(ranks=ranks):
+                key = (fact.round, fact.signal)
+                if fact.signal not in _CERTAIN or key in self._unjudged:
+                    return [fact]
+                self._unjudged.add(key)
+                return self._opened(fact, fact.reason, ranks[0] if len(ranks) == 1 else fact.rank)
+            case NumericsJudged():
+                if self._open is not None:
+                    self._open.reason = fact.reason
+                rank = fact.ranks[0] if fact.ranks else None
+                return self._opened(fact, fact.reason, rank, fact.node or None)
+            case NumericsActed():
+                return [fact, *self._acted(fact)]
+            case _:
+                return [fact]
+
+    def _opened(
+        self, fact: NumericsFact, reason: str, rank: int | None, node: str | None = None
+    ) -> list[Fact]:
+        """The fact, with the incident of its case, which is opened once."""
+        if fact.incident is not None:
+            return [fact]
+        incident = self._incidents[fact.case] = new_id()
+        if len(self._incidents) > _CASES_MOST:
+            del self._incidents[next(iter(self._incidents))]
+        self._open = _OpenCase(fact.case, incident, fact.round, self._clock.now(), reason)
+        opened = IncidentOpened(
+            **self._records.of_round(fact.round), incident=incident, trigger=NUMERICS,
+            reason=reason, trigger_fact=fact.id, node=node, rank=rank, step=fact.step, phase="step",
+        )  # fmt: skip
+        return [opened, msgspec.structs.replace(fact, incident=incident)]
+
+    def _acted(self, fact: NumericsActed) -> list[Fact]:
+        if self._open is None:
+            return []
+        is_stop = fact.action == "stop" and fact.outcome == "done"
+        lost = 0 if fact.to_step is None else max(fact.step - fact.to_step, 0)
+        text = f"{fact.action} ({fact.outcome}): {fact.reason}"
+        return self._closed(text, "stopped" if is_stop else "recovered", lost, fact.to_step)
+
+    def ends(self, why: str = "the round ended") -> list[Fact]:
+        """Nothing follows from the open case any more."""
+        return self._closed(why, "recovered", 0)
+
+    def _closed(
+        self, text: str, outcome: IncidentOutcome, lost: int, restored: int | None = None
+    ) -> list[Fact]:
+        """The end of the open incident, if there is one."""
+        case, self._open = self._open, None
+        if case is None:
+            return []
+        closed = IncidentClosed(
+            **self._records.of_round(case.round), incident=case.incident, outcome=outcome,
+            reason=f"{case.reason}; {text}", restored_step=restored, lost_steps=lost,
+            ledger=Ledger(other_s=round(self._clock.now() - case.since, 3)),
+        )  # fmt: skip
+        return [closed]
+
+
+def _case(line: Numerics) -> str:
+    case = line.body.get("case")
+    return case if isinstance(case, str) else ""
+
+
+def _bounded(value: Any) -> Any:
+    """A value of a report within the bounds of facts: a finite loss may be any number."""
+    match value:
+        case str():
+            return value[:_TEXT_MOST]
+        case float():
+            return min(max(value, -_FLOAT_MOST), _FLOAT_MOST)
+        case list():
+            return [_bounded(item) for item in value[:_ITEMS_MOST]]
+        case dict():
+            return {name: _bounded(item) for name, item in value.items()}
+        case _:
+            return value

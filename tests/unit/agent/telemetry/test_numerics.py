@@ -1,0 +1,139 @@
+"""What rank 0 reports of results that cannot be right, as facts and incidents."""
+
+from typing import Any
+
+import pytest
+
+from everstep.messages import (
+    Fact,
+    IncidentClosed,
+    IncidentOpened,
+    NumericsActed,
+    NumericsCounted,
+    NumericsJudged,
+    NumericsSuspected,
+    decode,
+    encode,
+)
+from everstep_services.agent.telemetry.facts import AgentFacts
+from everstep_services.agent.telemetry.numerics import NumericsRecorder
+from tests.fakes.clock import FakeClock
+from trainer_sdk.wire import Numerics
+
+A, B = "00000000000000aa", "00000000000000bb"
+SPIKE = {"case": A, "step": 41, "signal": "loss_spike", "value": 9.5, "high": 3.0, "moved_at": 40}
+NAN = {"case": A, "step": 41, "signal": "nan", "moved_at": 41}
+JUDGED = {
+    "case": A, "step": 41, "signal": "loss_spike", "kind": "persistent", "ranks": [3],
+    "node": "node-07", "first": 9.5, "again": [9.5, 9.5], "elsewhere": 2.5, "elsewhere_by": 0,
+    "reason": "rank 3 gives 9.5 three times, rank 0 gives 2.5",
+}  # fmt: skip
+ACTED = {"case": A, "step": 41, "action": "rollback", "outcome": "done", "reason": "policy",
+         "to_step": 39}  # fmt: skip
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def recorder(clock: FakeClock) -> NumericsRecorder:
+    return NumericsRecorder(AgentFacts("j", "node-01", clock), clock)
+
+
+def heard(recorder: NumericsRecorder, event: str, body: dict[str, Any]) -> list[Fact]:
+    facts = recorder.heard(2, Numerics(round=2, rank=0, event=event, body=body))
+    for fact in facts:
+        decode(encode(fact))
+    return facts
+
+
+def kinds(facts: list[Fact]) -> list[type]:
+    return [type(fact) for fact in facts]
+
+
+async def test_a_judged_case_is_an_incident_that_ends_with_what_followed(
+    recorder: NumericsRecorder, clock: FakeClock
+) -> None:
+    assert kinds(heard(recorder, "suspected", SPIKE)) == [NumericsSuspected]
+    opened, judged = heard(recorder, "judged", JUDGED)
+    assert isinstance(opened, IncidentOpened)
+    assert isinstance(judged, NumericsJudged)
+    assert (opened.trigger, opened.node, opened.rank, opened.step) == (
+        "numerics", "node-07", 3, 41,
+    )  # fmt: skip
+    assert (opened.reason, opened.trigger_fact) == (JUDGED["reason"], judged.id)
+    await clock.advance(2.5)
+    acted, closed = heard(recorder, "acted", ACTED)
+    assert isinstance(acted, NumericsActed)
+    assert isinstance(closed, IncidentClosed)
+    assert judged.incident == acted.incident == closed.incident == opened.incident
+    assert (closed.outcome, closed.lost_steps, closed.restored_step) == ("recovered", 2, 39)
+    assert closed.ledger.other_s == 2.5
+    assert closed.reason == f"{JUDGED['reason']}; rollback (done): policy"
+    again = heard(recorder, "acted", ACTED | {"action": "skip"})
+    assert kinds(again) == [NumericsActed], "the case has its incident only once"
+
+
+def test_what_no_healthy_training_has_opens_an_incident_before_any_judgement(
+    recorder: NumericsRecorder,
+) -> None:
+    opened, suspected = heard(recorder, "suspected", NAN)
+    assert isinstance(opened, IncidentOpened)
+    assert isinstance(suspected, NumericsSuspected)
+    assert opened.reason == "at step 41 the loss or the gradient norm is not a number"
+    assert suspected.incident == opened.incident
+    (judged,) = heard(recorder, "judged", JUDGED | {"signal": "nan"})
+    assert isinstance(judged, NumericsJudged)
+    assert judged.incident == opened.incident
+    (closed,) = recorder.ends()
+    assert isinstance(closed, IncidentClosed)
+    assert closed.reason == f"{JUDGED['reason']}; the round ended"
+    assert recorder.ends() == []
+
+
+def test_a_training_that_stays_nan_opens_one_incident_a_round(recorder: NumericsRecorder) -> None:
+    assert kinds(heard(recorder, "suspected", NAN)) == [IncidentOpened, NumericsSuspected]
+    assert kinds(heard(recorder, "suspected", NAN)) == [NumericsSuspected]
+    following = heard(recorder, "suspected", NAN | {"case": B, "step": 42})
+    assert kinds(following) == [IncidentClosed, NumericsSuspected]
+
+
+def test_a_stop_ends_the_training(recorder: NumericsRecorder) -> None:
+    heard(recorder, "judged", JUDGED)
+    _, closed = heard(recorder, "acted", ACTED | {"action": "stop", "to_step": None})
+    assert isinstance(closed, IncidentClosed)
+    assert closed.outcome == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("event", "change"),
+    [
+        ("suspected", {"step": -1}),
+        ("suspected", {"step": 2**60}),
+        ("suspected", {"signal": ["nan"]}),
+        ("suspected", {"ranks": "all"}),
+        ("suspected", {"type": "rank_exited.v1"}),
+        ("suspected", {"case": None}),
+        ("dreamt", {}),
+    ],
+)
+def test_what_no_rank_0_reports_is_dropped(
+    recorder: NumericsRecorder, event: str, change: dict[str, Any]
+) -> None:
+    assert heard(recorder, event, SPIKE | change) == []
+
+
+def test_numbers_texts_and_lists_are_bounded(recorder: NumericsRecorder) -> None:
+    (fact,) = heard(recorder, "suspected", SPIKE | {"value": 1e300, "ranks": list(range(500))})
+    assert isinstance(fact, NumericsSuspected)
+    assert (fact.value, len(fact.ranks)) == (1e18, 100)
+    results = [{"name": str(n), "compared": 9, "different": 2, "largest": 0.5} for n in range(200)]
+    (counted,) = heard(recorder, "counted", {"steps": 9, "again": 9, "results": results})
+    assert isinstance(counted, NumericsCounted)
+    assert len(counted.results) == 100
+    _, judged = heard(recorder, "judged", JUDGED | {"reason": "x" * 9000, "id": "mine"})
+    assert isinstance(judged, NumericsJudged)
+    assert (len(judged.reason), judged.round) == (2000, 2)
+    assert judged.id != "mine"
