@@ -195,6 +195,9 @@ projected: Mapping[ProjectedTable, Table] = {shape: _projected(shape) for shape 
     step_shifts,
     verdicts,
     verdict_corrections,
+    numerics_cases,
+    numerics_acts,
+    compared_results,
 ) = projected.values()
 
 Index("ix_jobs_first_n", jobs.c.first_n)
@@ -212,6 +215,8 @@ Index("ix_evidence_n", evidence.c.n)
 Index("ix_node_checks_node_n", node_checks.c.node, node_checks.c.n)
 Index("ix_stalls_located_job_round", stalls_located.c.job, stalls_located.c.round)
 Index("ix_stragglers_job_n", stragglers.c.job, stragglers.c.n)
+Index("ix_numerics_cases_job_first_n", numerics_cases.c.job, numerics_cases.c.first_n)
+Index("ix_numerics_acts_job_case_n", numerics_acts.c.job, numerics_acts.c.case, numerics_acts.c.n)
 Index("ix_step_shifts_job_n", step_shifts.c.job, step_shifts.c.n)
 Index("ix_incidents_fingerprint", incidents.c.fingerprint)
 Index("ix_incidents_node", incidents.c.node)

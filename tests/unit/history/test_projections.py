@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.messages import FACTS, Fact, kind_of
+from everstep.messages import FACTS, ComparedResult, Fact, kind_of
 from everstep.store.projected.changes import (
     Changes,
     Key,
@@ -20,6 +20,7 @@ from everstep.store.projected.changes import (
 from everstep.store.projected.incidents import ACTIONS, EVIDENCE, INCIDENTS
 from everstep.store.projected.jobs import EXITS, JOBS, MEMBERS, ROUNDS
 from everstep.store.projected.nodes import LIMITS, LOCATED, NODE_CHECKS, NODES, STALLS, WATCHES
+from everstep.store.projected.numerics import COMPARED_RESULTS, NUMERICS_ACTS, NUMERICS_CASES
 from everstep.store.projected.registry import PROJECTED, VERSION
 from everstep.store.projected.stragglers import STEP_SHIFTS, STRAGGLERS
 from everstep_services.history.projections.fold import PROJECTIONS, fold
@@ -190,6 +191,28 @@ def test_each_change_of_the_step_is_kept() -> None:
     assert kept == {(slower.id,): 0.4, (faster.id,): 0.2}
 
 
+def test_a_case_is_what_was_suspected_judged_and_done_in_any_order() -> None:
+    told = [
+        make("numerics_suspected", case="c", round=2, signal="nan", value=None, ranks=(3,)),
+        make("numerics_judged", case="c", round=2, kind="persistent", node="n3", reason="why"),
+        make("numerics_acted", case="c", round=2, action="rollback"),
+    ]
+    for order in itertools.permutations(told):
+        found = row(NUMERICS_CASES, ("j", "c"), *order)
+        assert (found["kind"], found["node"], found["judged_reason"]) == ("persistent", "n3", "why")
+        assert (found["signal"], found["value"], found["suspected_ranks"]) == ("nan", None, "[3]")
+        assert row(NUMERICS_ACTS, (told[2].id,), *order)["case"] == "c"
+
+
+def test_the_newest_count_of_a_round_holds() -> None:
+    """A process may count anew within a round."""
+    first, second = (
+        make("numerics_counted", round=2, steps=steps, results=(ComparedResult(
+            name="loss", compared=steps, different=1, largest=0.5),)) for steps in (9, 4)
+    )  # fmt: skip
+    assert row(COMPARED_RESULTS, ("j", 2, "loss"), first, second)["compared"] == 4
+
+
 def test_members_and_their_stop_meet_at_the_slot() -> None:
     formed = make("round_formed", round=2)
     slot = formed.members[0].slot  # type: ignore[attr-defined]
@@ -317,4 +340,4 @@ def test_shapes_only_change_with_their_version() -> None:
             for s in PROJECTED
         ]
     )
-    assert (VERSION, hashlib.sha256(said.encode()).hexdigest()[:12]) == (22, "a0ae2742f3c6")
+    assert (VERSION, hashlib.sha256(said.encode()).hexdigest()[:12]) == (23, "889138e3ae29")

@@ -15,10 +15,11 @@ from everstep.store.projected.incidents import (
 )
 from everstep.store.projected.jobs import ALLOCATIONS, EXITS, JOBS, MEMBERS, ROUNDS
 from everstep.store.projected.nodes import LIMITS, LOCATED, NODE_CHECKS, NODES, STALLS, WATCHES
+from everstep.store.projected.numerics import COMPARED_RESULTS, NUMERICS_ACTS, NUMERICS_CASES
 from everstep.store.projected.saves import DELAYS, RESTORES, SAVES
 from everstep.store.projected.stragglers import STEP_SHIFTS, STRAGGLERS
 
-VERSION = 22
+VERSION = 23
 """Raise it with every change of a table or of how a projection reads a fact. The tables are
 then rebuilt from the log when the first process of the newer release starts."""
 
@@ -44,4 +45,7 @@ PROJECTED = (
     STEP_SHIFTS,
     VERDICTS,
     CORRECTIONS,
+    NUMERICS_CASES,
+    NUMERICS_ACTS,
+    COMPARED_RESULTS,
 )

@@ -23,7 +23,14 @@ from everstep.messages.base import RoundFact
 from everstep.store.projected.changes import Changes, LoggedFact
 from everstep.store.projected.jobs import JOBS, ROUNDS
 from everstep.subjects import CLUSTER
-from everstep_services.history.projections import checkpoints, incidents, jobs, nodes, ranks
+from everstep_services.history.projections import (
+    checkpoints,
+    incidents,
+    jobs,
+    nodes,
+    numerics,
+    ranks,
+)
 from everstep_services.history.projections.common import Projection
 
 _Counts = list[int]
@@ -35,6 +42,7 @@ PROJECTIONS: Mapping[type[Fact], Projection] = {
     **nodes.PROJECTIONS,
     **incidents.PROJECTIONS,
     **checkpoints.PROJECTIONS,
+    **numerics.PROJECTIONS,
 }
 """Kinds that change a table of their own; every other fact only counts for its job and round."""
 

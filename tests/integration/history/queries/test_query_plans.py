@@ -31,6 +31,8 @@ PATHS = [
     f"incidents/{INCIDENT}",
     f"jobs/{JOB}/rounds",
     f"jobs/{JOB}/incidents",
+    f"jobs/{JOB}/numerics",
+    f"jobs/{JOB}/numerics/determinism",
     "incidents",
     "jobs",
     "nodes",

@@ -1,0 +1,118 @@
+"""Results that cannot be right, as REST shows them, and how far results are deterministic."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from pydantic import Field
+
+from everstep.store.queries import Record
+from everstep_services.history.api.dto.answer import Answer, present
+
+
+class NumericsSuspicion(Answer):
+    """The first sign."""
+
+    at: datetime
+    reason: str = Field(description="The sign in a sentence, with the values.")
+    moved_at: int = Field(description="The step since which the value has moved.")
+    rank: int | None
+    ranks: list[int] = Field(description="The ranks with that result; empty for all.")
+    value: float | None = Field(description="The value; null where it is not finite.")
+    low: float | None = Field(description="The lower end of the expected band.")
+    high: float | None = Field(description="The upper end of the expected band.")
+
+
+class NumericsJudgement(Answer):
+    """What further runs of the step, or comparisons of replicas, have shown."""
+
+    at: datetime
+    reason: str = Field(description="The judgement in a sentence, with the values.")
+    ranks: list[int] = Field(description="The ranks whose result is wrong.")
+    node: str | None = Field(description="The node of the first of them.")
+    device: str | None = Field(description="The accelerator of that rank.")
+    group: str | None = Field(description="The first group of parameters that differs.")
+    first: float | None = Field(description="The loss of that rank in the first run.")
+    again: list[float | None] = Field(description="Its losses in the further runs.")
+    elsewhere: float | None = Field(description="The loss of the same step on another rank.")
+    elsewhere_by: int | None = Field(description="That other rank.")
+    samples_from: int | None = Field(description="The position of the step's first sample.")
+    samples_to: int | None = Field(description="The position after its last sample.")
+
+
+class NumericsAct(Answer):
+    """What followed."""
+
+    at: datetime
+    action: str = Field(
+        description="`again`, `rollback`, `skip`, `exclude`, `stop` or `move`.",
+        examples=["rollback"],
+    )
+    outcome: str = Field(description="`done`, `observed` or `refused`.")
+    reason: str
+    to_step: int | None = Field(description="The step from which the training goes on.")
+    samples_from: int | None = Field(description="The position of the first skipped sample.")
+    samples_to: int | None = Field(description="The position after the last one.")
+
+
+class NumericsCase(Answer):
+    """A result that cannot be right: suspected, judged, and acted upon."""
+
+    case: str
+    first_n: int = Field(description="The place of its first fact in the log.")
+    job: str
+    round: int
+    step: int = Field(description="The step whose result was unexpected.")
+    signal: str | None = Field(
+        description="`nan`, `inf`, `loss_spike`, `grad_norm_spike`, `replicas_differ`, "
+        "`restored_loss` or `results_differ`.",
+        examples=["loss_spike"],
+    )
+    kind: str | None = Field(
+        description="`transient`, `persistent`, `correct_but_unexpected`, "
+        "`not_reproducible_and_not_local` or `replica_differs`; null while nothing was judged.",
+        examples=["persistent"],
+    )
+    incident: str | None
+    suspected: NumericsSuspicion | None
+    judged: NumericsJudgement | None
+    acts: list[NumericsAct] = Field(description="What followed, in order.")
+
+
+class DeterminismOut(Answer):
+    """How often a result was the same when its step was run again in the same round."""
+
+    job: str
+    round: int
+    name: str = Field(description="`loss`, `grad_norm`, or a group of parameters.")
+    steps: int = Field(description="The steps of the round so far.")
+    again: int = Field(description="How many of them were run again.")
+    compared: int = Field(description="How often this result was compared.")
+    different: int = Field(description="How often it was not the same, bit for bit.")
+    largest: float | None = Field(description="The largest difference; null for hashes.")
+    counted_at: datetime
+
+
+def shown_case(row: Record, acts: Sequence[Record]) -> NumericsCase:
+    """A case with what followed, as a client sees it."""
+    fields = present(row)
+    suspected = judged = None
+    if fields["suspected_fact"] is not None:
+        suspected = NumericsSuspicion(**_part(fields, "suspected"))
+    if fields["judged_fact"] is not None:
+        judged = NumericsJudgement(**_part(fields, "judged"))
+    signal = fields["signal"] or fields["judged_signal"]
+    return NumericsCase(
+        **{**fields, "signal": signal}, suspected=suspected, judged=judged,
+        acts=[NumericsAct(**present(act)) for act in acts],
+    )  # fmt: skip
+
+
+def _part(fields: Record, stem: str) -> Record:
+    """The fields of one fact of a case: some stand under the stem of that fact."""
+    named = {
+        name.removeprefix(f"{stem}_"): value
+        for name, value in fields.items()
+        if name.startswith(f"{stem}_")
+    }
+    lists = {name: named.get(name) or [] for name in ("ranks", "again")}
+    return {**fields, **named, **lists}

@@ -1,0 +1,91 @@
+"""`/jobs/{job}/numerics`: results that cannot be right, and how far results are deterministic."""
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import Field
+from sqlalchemy import select
+
+from everstep.store import tables
+from everstep.store.queries import Record, SortOrder, page
+from everstep_services.history.api.context import Context, Ctx, Reader
+from everstep_services.history.api.dto.answer import PageOf, present
+from everstep_services.history.api.dto.numerics import DeterminismOut, NumericsCase, shown_case
+from everstep_services.history.api.endpoints.jobs import check_known
+from everstep_services.history.api.http.list_pages import Paging, paged
+from everstep_services.history.api.http.parameters import JobName, Whole
+from everstep_services.history.api.http.problems import responses
+
+router = APIRouter(tags=["numerics"])
+
+_ACTS_MOST = 1000
+NumericsKind = Literal[
+    "transient", "persistent", "correct_but_unexpected", "not_reproducible_and_not_local",
+    "replica_differs",
+]  # fmt: skip
+
+
+class CaseFilter(Paging):
+    """Filters of cases."""
+
+    kind: list[NumericsKind] | None = Field(
+        None, max_length=10, description="Only with one of these judgements."
+    )
+    round: Whole | None = Field(None, description="Only in this round.")
+    order: Literal["asc", "desc"] = Field(
+        "desc", description="The order of their places in the log."
+    )
+
+
+class DeterminismFilter(Paging):
+    """Filters of compared results."""
+
+    round: Whole | None = Field(None, description="Only in this round.")
+
+
+@router.get(
+    "/jobs/{job}/numerics", summary="A job's results that cannot be right", responses=responses(404)
+)
+async def list_numerics(
+    context: Ctx, _token: Reader, job: JobName, asked: Annotated[CaseFilter, Query()]
+) -> PageOf[NumericsCase]:
+    """Each unexpected result: suspected, judged, and what followed; newest first."""
+    await check_known(context, job)
+    columns = tables.numerics_cases.c
+    query = select(tables.numerics_cases).where(columns.job == job)
+    if asked.round is not None:
+        query = query.where(columns.round == asked.round)
+    if asked.kind:
+        query = query.where(columns.kind.in_(asked.kind))
+    order = SortOrder((columns.first_n,), is_descending=asked.order == "desc")
+    rows = await paged(context, query, order, asked, f"/jobs/{job}/numerics")
+    acts = await _acts(context, job, [row["case"] for row in rows.rows])
+    cases = [shown_case(row, [act for act in acts if act["case"] == row["case"]])
+             for row in rows.rows]  # fmt: skip
+    return PageOf[NumericsCase](items=cases, next=rows.next)
+
+
+async def _acts(context: Context, job: str, cases: list[str]) -> list[Record]:
+    acts = tables.numerics_acts.c
+    query = select(tables.numerics_acts).where(acts.job == job, acts.case.in_(cases))
+    return list((await page(context.database, query, SortOrder((acts.n,)), None, _ACTS_MOST)).rows)
+
+
+@router.get(
+    "/jobs/{job}/numerics/determinism",
+    summary="How far results are deterministic",
+    responses=responses(404),
+)
+async def list_determinism(
+    context: Ctx, _token: Reader, job: JobName, asked: Annotated[DeterminismFilter, Query()]
+) -> PageOf[DeterminismOut]:
+    """Which results differ when a step is run again, and by how much; the newest round first."""
+    await check_known(context, job)
+    columns = tables.compared_results.c
+    query = select(tables.compared_results).where(columns.job == job)
+    if asked.round is not None:
+        query = query.where(columns.round == asked.round)
+    order = SortOrder((columns.round, columns.name), is_descending=True)
+    rows = await paged(context, query, order, asked, f"/jobs/{job}/numerics/determinism")
+    items = [DeterminismOut(**present(row)) for row in rows.rows]
+    return PageOf[DeterminismOut](items=items, next=rows.next)
