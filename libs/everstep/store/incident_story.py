@@ -18,6 +18,7 @@ _MANY = 200
 _PIECES = 1024
 _SIMILAR = 20
 _NODES = 8
+_ACTS = 1000
 _SLOW_BEFORE_US = 600_000_000
 _TIERS = ("memory", "disk", "peer", "global")
 """From the nearest to the farthest."""
@@ -40,6 +41,9 @@ class IncidentStory:
     """Which ranks stopped first, where a stall began the incident."""
     slow_ranks: Sequence[Record]
     """Ranks that were slow when it began, or not long before."""
+    numerics: Record | None
+    """The result that cannot be right, whose incident it is."""
+    numerics_acts: Sequence[Record]
     exits: Sequence[Record]
     """The first failures of the round."""
     verdicts: Sequence[Record]
@@ -143,6 +147,7 @@ async def _story(connection: AsyncConnection, job: str, row: Record) -> Incident
     primary = await _primary(connection, job, row, actions)
     rounds = await _rounds(connection, job, row)
     stalls = await _stalls(connection, job, row)
+    numerics = await _numerics(connection, job, row["incident"])
     out, in_ = await _moves(connection, job, [round["round"] for round in rounds])
     return IncidentStory(
         incident=await _with_restore(connection, job, row),
@@ -152,6 +157,10 @@ async def _story(connection: AsyncConnection, job: str, row: Record) -> Incident
         stalls=stalls,
         located=await _located(connection, job, row),
         slow_ranks=await _slow_ranks(connection, job, row),
+        numerics=numerics,
+        numerics_acts=[]
+        if numerics is None
+        else await numerics_acts(connection, job, [numerics["case"]]),
         exits=exits,
         verdicts=await _verdicts(connection, job, row),
         corrections=await _corrections(connection, job, row["incident"]),
@@ -265,6 +274,22 @@ async def _slow_ranks(connection: AsyncConnection, job: str, row: Record) -> Seq
     )
     own_first = case((findings.rank == row["rank"], 0), else_=1)
     return await _all(connection, query.order_by(own_first, findings.n.desc()).limit(_FEW))
+
+
+async def _numerics(connection: AsyncConnection, job: str, incident: str) -> Record | None:
+    cases = tables.numerics_cases
+    query = select(cases).where(cases.c.job == job, cases.c.incident == incident).limit(1)
+    rows = await _all(connection, query)
+    return rows[0] if rows else None
+
+
+async def numerics_acts(
+    connection: AsyncConnection, job: str, cases: Sequence[str]
+) -> Sequence[Record]:
+    """What followed from these cases of a job, in order."""
+    acts = tables.numerics_acts
+    query = select(acts).where(acts.c.job == job, acts.c.case.in_(cases)).order_by(acts.c.n)
+    return await _all(connection, query.limit(_ACTS))
 
 
 async def _verdicts(connection: AsyncConnection, job: str, row: Record) -> Sequence[Record]:

@@ -20,7 +20,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Start": ("run", "up", "down", "demo", "open", "slurm", "kubernetes"),
     "Look": (
         *("jobs", "job", "ranks", "logs", "why", "incidents", "incident", "stragglers"),
-        *("goodput", "ckpt", "nodes", "node", "facts", "status"),
+        *("numerics", "goodput", "ckpt", "nodes", "node", "facts", "status"),
     ),
     "Act": (
         *("save", "stop", "restart", "drain", "capture", "network", "inject"),

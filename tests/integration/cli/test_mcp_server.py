@@ -132,6 +132,7 @@ async def test_every_reading_tool_answers_or_says_why_not(
     }
     needs_job = (
         *("get_job", "read_logs", "list_ranks", "list_slow_ranks", "compare_ranks"),
+        "list_numerics",
         *("list_checkpoints", "locate_checkpoint", "get_goodput"),
     )
     async with _by_stdio(tmp_path, *story.arguments) as client:

@@ -52,7 +52,7 @@ class Tools:
         return (
             *(self.list_jobs, self.get_job, self.explain, self.list_incidents, self.get_incident),
             *(self.get_stacks, self.get_collectives, self.read_logs, self.list_ranks),
-            *(self.list_slow_ranks, self.compare_ranks, self.get_goodput),
+            *(self.list_slow_ranks, self.compare_ranks, self.list_numerics, self.get_goodput),
             *(self.list_checkpoints, self.locate_checkpoint, self.list_nodes, self.get_node),
             *(self.list_facts, self.wait_for_facts, self.get_status),
         )
@@ -194,6 +194,14 @@ class Tools:
         with self._source.open() as source:
             place = f"{job_path(job)}/stragglers/now"
             return source.get(f"The {most} slowest ranks of {job}, now.", place, {"most": most})
+
+    def list_numerics(
+        self, job: p.Job, limit: p.Limit = _PAGE, cursor: p.Cursor = None
+    ) -> ToolAnswer:
+        """List results that cannot be right: sign, judgement, what followed; newest first."""
+        with self._source.open() as source:
+            place = f"{job_path(job)}/numerics"
+            return source.page(f"Unexpected results of {job}", place, {"cursor": cursor}, limit)
 
     def get_goodput(
         self, job: p.AnyJob = None, since: p.Moment = None, until: p.Moment = None

@@ -17,14 +17,17 @@ def case_facts(case: str, **judged: Any) -> list[Fact]:
     verdict = {
         "signal": "loss_spike", "kind": "persistent", "ranks": (3,), "node": "n3",
         "reason": "rank 3 gives 9.5 three times", "first": 9.5, "again": (9.5, None),
-        "elsewhere": 2.5, "elsewhere_by": 0, "group": "layers.7", **judged,
+        "elsewhere": 2.5, "elsewhere_by": 0, "group": "layers.7",
+        "samples_from": 640, "samples_to": 656, **judged,
     }  # fmt: skip
     return [
         make("numerics_suspected", **of, signal="loss_spike", value=9.5, low=1.0, high=3.0,
              ranks=(), rank=None, moved_at=40),
         make("numerics_judged", **of, **verdict),
-        make("numerics_acted", **of, action="rollback", outcome="done", to_step=39),
-        make("numerics_acted", **of, action="exclude", outcome="observed", to_step=None),
+        make("numerics_acted", **of, action="skip", outcome="done", to_step=39,
+             samples_from=624, samples_to=656, reason="as the policy for persistent results says"),
+        make("numerics_acted", **of, action="exclude", outcome="observed", to_step=None,
+             samples_from=None, samples_to=None, reason="the policy is observe"),
     ]  # fmt: skip
 
 
@@ -48,7 +51,8 @@ async def test_a_case_has_its_sign_its_judgement_and_what_followed(
     assert (judged["ranks"], judged["node"], judged["group"]) == ([3], "n3", "layers.7")
     assert (judged["first"], judged["again"], judged["elsewhere"]) == (9.5, [9.5, None], 2.5)
     acts = [(act["action"], act["outcome"], act["to_step"]) for act in shown["acts"]]
-    assert acts == [("rollback", "done", 39), ("exclude", "observed", None)]
+    assert shown["story"][0] == "At step 41 the loss left its band: 9.5, expected 1 to 3"
+    assert acts == [("skip", "done", 39), ("exclude", "observed", None)]
 
 
 async def test_cases_are_listed_newest_first_in_pages_and_filtered(

@@ -67,6 +67,8 @@ def _no_incident(api: Api, job: str) -> str:
     if failing:
         return f"{job} has had no incident, but {failing}. See: everstep ckpt ls {job}"
     stalls = api.get(job_path(job))["stalls"]
+    if api.get(f"{job_path(job)}/numerics", {"limit": 1})["items"]:
+        return f"{job} has had no incident, but unexpected results. See: everstep numerics {job}"
     if not stalls:
         return f"nothing has gone wrong with {job} so far"
     return (
@@ -439,9 +441,17 @@ def _ledger(incident: Record) -> Iterator[str]:
         yield f"  went on from step {incident['restored_step']}{tier}"
 
 
+def _numerics(incident: Record) -> Iterator[str]:
+    case = incident.get("numerics")  # an older service does not tell
+    if case:
+        yield "the result that cannot be right"
+        yield from (f"  {cell(sentence)}" for sentence in case["story"])
+
+
 PARTS: Mapping[str, Callable[[Record], Iterator[str]]] = {
     "Verdict": verdict_lines,
     "What happened": _who,
+    "Numerics": _numerics,
     "Decisions": _decisions,
     "Evidence": _evidence,
     "Timeline": _timeline,

@@ -14,6 +14,7 @@ from everstep_services.history.api.dto.answer import (
     with_injection,
 )
 from everstep_services.history.api.dto.jobs import BudgetOut, Exit, Round, Stall
+from everstep_services.history.api.dto.numerics import NumericsCase
 from everstep_services.history.api.dto.stragglers import SlowRank
 
 _NAMED_MOST = 6
@@ -457,6 +458,9 @@ class IncidentDetail(Incident):
     )
     slow_ranks: list[SlowRank] = Field(
         description="Ranks that were slow when it began, or until ten minutes before; at most 50."
+    )
+    numerics: NumericsCase | None = Field(
+        description="The result that cannot be right; null for incidents of other kinds."
     )
     verdict: VerdictOut | None = Field(
         description="The verdict in force; null until attribution has reached one."

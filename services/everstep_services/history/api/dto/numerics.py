@@ -1,6 +1,6 @@
 """Results that cannot be right, as REST shows them, and how far results are deterministic."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
 from pydantic import Field
@@ -76,6 +76,7 @@ class NumericsCase(Answer):
     suspected: NumericsSuspicion | None
     judged: NumericsJudgement | None
     acts: list[NumericsAct] = Field(description="What followed, in order.")
+    story: list[str] = Field(description="The case in plain sentences.")
 
 
 class DeterminismOut(Answer):
@@ -100,11 +101,71 @@ def shown_case(row: Record, acts: Sequence[Record]) -> NumericsCase:
         suspected = NumericsSuspicion(**_part(fields, "suspected"))
     if fields["judged_fact"] is not None:
         judged = NumericsJudgement(**_part(fields, "judged"))
-    signal = fields["signal"] or fields["judged_signal"]
+    shown = [NumericsAct(**present(act)) for act in acts]
     return NumericsCase(
-        **{**fields, "signal": signal}, suspected=suspected, judged=judged,
-        acts=[NumericsAct(**present(act)) for act in acts],
+        **{**fields, "signal": fields["signal"] or fields["judged_signal"]},
+        suspected=suspected, judged=judged, acts=shown,
+        story=list(_story(fields["kind"], suspected, judged, shown)),
     )  # fmt: skip
+
+
+_KINDS: Mapping[str, str] = {
+    "transient": "It did not come again",
+    "persistent": "It comes again on one device, and not on another",
+    "correct_but_unexpected": "It is computed correctly: the data or the optimizer is the reason",
+    "not_reproducible_and_not_local": "It is not reproducible, and not of one rank",
+    "replica_differs": "Copies of the parameters that must be equal differ",
+}
+_ACTS: Mapping[str, tuple[str, str]] = {
+    "again": ("made the step again", "make the step again"),
+    "rollback": ("went back{step}", "go back{step}"),
+    "skip": ("went back{step} and passes over {samples}", "go back{step} and pass over {samples}"),
+    "exclude": ("asked that its node leaves", "ask that its node leaves"),
+    "stop": ("stopped", "stop"),
+    "move": ("moves to other nodes", "move to other nodes"),
+}
+"""Each action once it is done, and as it could be done."""
+
+
+def _story(
+    kind: str | None,
+    suspected: NumericsSuspicion | None,
+    judged: NumericsJudgement | None,
+    acts: Sequence[NumericsAct],
+) -> Iterator[str]:
+    if suspected is not None:
+        yield f"{suspected.reason[:1].upper()}{suspected.reason[1:]}"
+    if judged is not None:
+        more = [judged.reason]
+        if judged.group and judged.group not in judged.reason:
+            more.append(f"{judged.group} is the first group of parameters that differs")
+        if judged.samples_from is not None:
+            more.append(f"its samples are {_span(judged.samples_from, judged.samples_to)}")
+        yield f"{_KINDS.get(kind or '', kind)}: {'; '.join(more)}"
+    elif not acts:
+        yield "It was not judged"
+    yield from map(_told_act, acts)
+
+
+def _told_act(act: NumericsAct) -> str:
+    done, undone = _ACTS.get(act.action, (act.action, act.action))
+    match act.outcome:
+        case "done":
+            text = f"The training {done}"
+        case "observed":
+            text = f"The training would {undone}, but the policy is to observe"
+        case _:
+            text = f"The training could not {undone}"
+    span = "samples"
+    if act.samples_from is not None:
+        span += f" {_span(act.samples_from, act.samples_to)}"
+    step = "" if act.to_step is None else f" to step {act.to_step}"
+    return f"{text.replace('{step}', step).replace('{samples}', span)}: {act.reason}"
+
+
+def _span(first: int, end: int | None) -> str:
+    """The positions of samples; `end` is the position after the last."""
+    return f"from {first}" if end is None else f"{first} to {end - 1}"
 
 
 def _part(fields: Record, stem: str) -> Record:

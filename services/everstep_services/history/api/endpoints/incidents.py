@@ -38,6 +38,7 @@ from everstep_services.history.api.dto.incidents import (
     shown_verdict,
 )
 from everstep_services.history.api.dto.jobs import Round, Stall, shown_exit, shown_round
+from everstep_services.history.api.dto.numerics import shown_case
 from everstep_services.history.api.dto.operators import CorrectionWanted, Decided
 from everstep_services.history.api.dto.stragglers import shown_slow_rank
 from everstep_services.history.api.endpoints.jobs import check_known
@@ -268,6 +269,9 @@ def _detail(story: IncidentStory, nodes: _Nodes, evidence: list[EvidenceOut]) ->
         stall=None if story.stall is None else Stall(**present(story.stall)),
         stalls=[Stall(**present(stall)) for stall in story.stalls],
         located=None if story.located is None else Located(**present(story.located)),
+        numerics=None
+        if story.numerics is None
+        else shown_case(story.numerics, story.numerics_acts),
         slow_ranks=[shown_slow_rank(slow_rank) for slow_rank in story.slow_ranks],
         verdict=next(
             (verdict for verdict in verdicts if verdict.verdict_fact == row["verdict_fact"]), None

@@ -7,8 +7,9 @@ from pydantic import Field
 from sqlalchemy import select
 
 from everstep.store import tables
-from everstep.store.queries import Record, SortOrder, page
-from everstep_services.history.api.context import Context, Ctx, Reader
+from everstep.store.incident_story import numerics_acts
+from everstep.store.queries import SortOrder
+from everstep_services.history.api.context import Ctx, Reader
 from everstep_services.history.api.dto.answer import PageOf, present
 from everstep_services.history.api.dto.numerics import DeterminismOut, NumericsCase, shown_case
 from everstep_services.history.api.endpoints.jobs import check_known
@@ -18,7 +19,6 @@ from everstep_services.history.api.http.problems import responses
 
 router = APIRouter(tags=["numerics"])
 
-_ACTS_MOST = 1000
 NumericsKind = Literal[
     "transient", "persistent", "correct_but_unexpected", "not_reproducible_and_not_local",
     "replica_differs",
@@ -59,16 +59,11 @@ async def list_numerics(
         query = query.where(columns.kind.in_(asked.kind))
     order = SortOrder((columns.first_n,), is_descending=asked.order == "desc")
     rows = await paged(context, query, order, asked, f"/jobs/{job}/numerics")
-    acts = await _acts(context, job, [row["case"] for row in rows.rows])
+    async with context.database.read() as connection:
+        acts = await numerics_acts(connection, job, [row["case"] for row in rows.rows])
     cases = [shown_case(row, [act for act in acts if act["case"] == row["case"]])
              for row in rows.rows]  # fmt: skip
     return PageOf[NumericsCase](items=cases, next=rows.next)
-
-
-async def _acts(context: Context, job: str, cases: list[str]) -> list[Record]:
-    acts = tables.numerics_acts.c
-    query = select(tables.numerics_acts).where(acts.job == job, acts.case.in_(cases))
-    return list((await page(context.database, query, SortOrder((acts.n,)), None, _ACTS_MOST)).rows)
 
 
 @router.get(
