@@ -10,6 +10,7 @@ from everstep.messages import (
     BlobRef,
     Budget,
     CheckResult,
+    ComparedResult,
     ErrorRecord,
     Fact,
     JobSpec,
@@ -26,6 +27,7 @@ from tests.unit.history.facts import KINDS, fact_id
 JOB = "llama-70b-pretrain"
 KILLED, STALLED = "0193b2f1c0de4f0a8c7d4b6e9f2010aa", "0193b2f1c0de4f0a8c7d4b6e9f2010bb"
 OPEN = "0193b2f1c0de4f0a8c7d4b6e9f2010cc"
+UNRIGHT, UNRIGHT_JOB = "0193b2f1c0de4f0a8c7d4b6e9f2010dd", "vit-h-distill"
 NODES, PER_NODE, WINDOWS = 16, 8, 100
 SECTIONS = ("data", "forward", "backward", "optimizer")
 TRACEBACK = """Traceback (most recent call last):
@@ -143,17 +145,81 @@ def _steps(story: Story, job: str, number: int, began_s: float, ended_s: float, 
         story.add("progress_made", ago, job, round=number, step=step, node=node(0), steps=count,
                   steps_s=every, step_p50_s=round(took, 4), step_p99_s=round(took * 1.09, 4),
                   step_max_s=round(took * chance.uniform(1.1, 1.4), 4), total_steps=100_000,
-                  values=_values(step, took, chance), source=f"agent/{node(0)}")  # fmt: skip
+                  values=_values(step, took, chance, has_bands=job == UNRIGHT_JOB), source=f"agent/{node(0)}")  # fmt: skip
     return step
 
 
-def _values(step: int, took_s: float, chance: random.Random) -> tuple[ReportedValue, ...]:
+def _values(
+    step: int, took_s: float, chance: random.Random, *, has_bands: bool = False
+) -> tuple[ReportedValue, ...]:
     told = {
         "grad_norm": round(0.7 + chance.uniform(-0.1, 0.15), 3),
         "loss": round(1.9 + 40_000 / step + chance.uniform(-0.02, 0.02), 4),
         "tokens_per_s": round(3.3e6 / took_s),
     }
+    if has_bands:
+        smooth = 1.9 + 40_000 / step
+        told |= {"loss_low": smooth * 0.9, "loss_high": smooth * 1.12,
+                 "grad_norm_low": 0.45, "grad_norm_high": 1.05}  # fmt: skip
     return tuple(ReportedValue(name=name, value=value) for name, value in told.items())
+
+
+def _numerics(story: Story, job: str, began_s: float) -> None:
+    """A bit that flips once, a bad batch, and a device that computes wrongly each time."""
+    told = (
+        (0.75, "1a", "nan", "transient", ("again",), "the result of rank 5 on gpu-000 (GPU-5e9c) was not reproduced: "
+         "loss nan, again 2.41 and 2.41"),
+        (0.5, "2b", "loss_spike", "correct_but_unexpected", ("skip",), "each computation here and on another device gave "
+         "the same result: rank 9 has loss 9.5, again 9.5 and 9.5, elsewhere 9.5"),
+        (0.2, "3c", "grad_norm_spike", "persistent", ("rollback", "exclude"), "rank 11 on gpu-001 (GPU-77aa) computes "
+         "something else than another device does: rank 11 has loss 9.5, again 9.5 and 9.5, elsewhere 2.4 (rank 3)"),
+    )  # fmt: skip
+    for part, case, signal, kind, acts, reason in told:
+        ago, step = began_s * part, int(began_s * (1 - part) / 0.4)
+        of: dict[str, Any] = {"round": 1, "case": case, "step": step, "source": f"agent/{node(0)}"}
+        incident = UNRIGHT if kind == "persistent" else fact_id()
+        value = None if signal == "nan" else 9.5
+        story.add(
+            "numerics_suspected",
+            ago,
+            job,
+            **of,
+            signal=signal,
+            value=value,
+            low=2.1,
+            high=2.7,
+            moved_at=step - 2,
+        )
+        story.add("incident_opened", ago - 1, job, incident=incident, round=1, trigger="numerics", step=step, phase="step",
+                  reason=reason, rank=11 if kind == "persistent" else None, node=node(1))  # fmt: skip
+        story.add("numerics_judged", ago - 1, job, **of, incident=incident, signal=signal, kind=kind, reason=reason,
+                  ranks=(11,), node=node(1), device="GPU-77aa", group="blocks.7.attn", first=value, again=(9.5, 9.5),
+                  elsewhere=2.4, elsewhere_by=3, samples_from=step * 512, samples_to=(step + 1) * 512)  # fmt: skip
+        for after, action in enumerate(acts):
+            story.add("numerics_acted", ago - 2 - after, job, **of, incident=incident, action=action, outcome="done",
+                      reason="the policy for such results", to_step=step - 40 if action in {"skip", "rollback"} else None,
+                      samples_from=(step - 2) * 512 if action == "skip" else None,
+                      samples_to=(step + 1) * 512 if action == "skip" else None)  # fmt: skip
+        story.add("incident_closed", ago - 4, job, incident=incident, round=1, outcome="recovered", lost_steps=40,
+                  reason=f"{reason}; rollback (done)", ledger=Ledger(other_s=3.0))  # fmt: skip
+    results = tuple(
+        ComparedResult(name=name, compared=120, different=different, largest=largest)
+        for name, different, largest in (
+            ("loss", 3, 2.4e-7),
+            ("grad_norm", 5, 1.9e-6),
+            ("blocks.7.attn", 5, None),
+        )
+    )
+    story.add(
+        "numerics_counted",
+        120,
+        job,
+        round=1,
+        steps=9000,
+        again=120,
+        results=results,
+        source=f"agent/{node(0)}",
+    )
 
 
 def _saves(story: Story, job: str, number: int, began_s: float, ended_s: float, first: int,
@@ -352,6 +418,8 @@ def _other_job(
     _round(story, name, 1, nodes, began - 20, first_node=first)
     ended = 25.0 if state == "running" else began * 0.45
     last = _steps(story, name, 1, began - 60, ended, 1, 0.4 + number / 10)
+    if name == UNRIGHT_JOB:
+        _numerics(story, name, began)
     _saves(story, name, 1, began - 60, ended, 1, 0.4 + number / 10, nodes)
     if state == "running":
         return

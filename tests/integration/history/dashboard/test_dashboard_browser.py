@@ -12,7 +12,14 @@ from typing import Any
 
 import pytest
 
-from tests.integration.history.dashboard.fleet_facts import JOB, KILLED, STALLED, node
+from tests.integration.history.dashboard.fleet_facts import (
+    JOB,
+    KILLED,
+    STALLED,
+    UNRIGHT,
+    UNRIGHT_JOB,
+    node,
+)
 
 pytest.importorskip("playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -27,6 +34,8 @@ PAGES = {
     "fleet": "/",
     "jobs": "/jobs",
     "job": f"/jobs/{JOB}",
+    "job-numerics": f"/jobs/{UNRIGHT_JOB}",
+    "incident-numerics": f"/incidents/{UNRIGHT}",
     "ranks": f"/jobs/{JOB}/ranks?rank=93",
     "logs": f"/jobs/{JOB}/logs",
     "logs-search": f"/jobs/{JOB}/logs?find=loss&rank=0-3",

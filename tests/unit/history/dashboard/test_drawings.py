@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from everstep_services.history.dashboard.drawings import shares, timeline
+from everstep_services.history.dashboard.pages.numerics import drawn_names, results
 
 BEGAN = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -30,3 +31,42 @@ def test_slow_ranks_are_marked_while_they_are_slow() -> None:
 def test_the_wait_for_nodes_has_the_name_that_goodput_gives_it() -> None:
     """Also before the first round, when nothing restarts."""
     assert [name for _, name, *_ in shares({"rendezvous": 60.0})] == ["Rendezvous"]
+
+
+def reported(seconds: float, **values: float) -> dict[str, Any]:
+    told = [{"name": name, "value": value} for name, value in values.items()]
+    return {"at": at(seconds), "step": 1, "values": told}
+
+
+def case_of(seconds: float, *actions: str) -> dict[str, Any]:
+    acts = [{"at": at(seconds + 1), "action": action, "outcome": "done", "story": f"did {action}"}
+            for action in actions]  # fmt: skip
+    return {"suspected": {"at": at(seconds)}, "judged": None, "acts": acts, "story": ["a spike"],
+            "step": 7}  # fmt: skip
+
+
+def test_a_result_is_drawn_in_its_band_with_marks_of_what_followed() -> None:
+    band = {"loss_low": 1.0, "loss_high": 3.0}
+    drawn = results(
+        [reported(100, loss=2.0, **band), reported(0, loss=2.0, **band), reported(50, loss=9.0)],
+        [case_of(50, "skip", "dance")],
+    )
+    assert drawn is not None
+    (curve,) = drawn.curves
+    assert (curve.low, curve.high, curve.top) == (1.0, 9.0, 6.0), (
+        "a spike does not flatten the rest"
+    )
+    assert curve.points == "0.0,96.0 500.0,0.0 1000.0,96.0"
+    assert curve.band == "0.0,120.0 1000.0,120.0 1000.0,72.0 0.0,72.0"
+    assert [(mark.kind, mark.text) for mark in drawn.marks] == [
+        ("suspected", "a spike"), ("skip", "did skip"),
+    ]  # fmt: skip
+    assert drawn.kinds == ["suspected", "skip"]
+
+
+def test_results_are_drawn_apart_from_other_values_only_with_a_band_or_a_case() -> None:
+    plain = [reported(0, loss=2.0, speed=1.0), reported(9, loss=2.0, speed=1.0)]
+    assert results(plain, []) is None
+    assert drawn_names(plain, []) == frozenset()
+    assert "loss" in drawn_names(plain, [case_of(5)])
+    assert results(plain[:1], [case_of(5)]) is None, "one report makes no line"

@@ -26,6 +26,7 @@ from everstep_services.history.dashboard.pages import (
     incidents,
     jobs,
     nodes,
+    numerics,
 )
 from everstep_services.history.dashboard.site import Dashboard
 
@@ -150,6 +151,7 @@ class WithoutScores(Invented):
         ("/", fleet, "_of_nodes"),
         ("/", drawings, "shares"),
         *(("/jobs/j", jobs, name) for name in ("step_times", "reported_values", "eta")),
+        ("/jobs/j", numerics, "results"),
         *(("/jobs/j", drawings, name) for name in ("timeline", "shares")),
         ("/jobs/j/checkpoints", checkpoints, "_by_step"),
         *(("/incidents/i", incidents, name) for name in ("_matrix", "_folds", "_grounds")),

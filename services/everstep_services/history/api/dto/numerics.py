@@ -49,6 +49,7 @@ class NumericsAct(Answer):
     )
     outcome: str = Field(description="`done`, `observed` or `refused`.")
     reason: str
+    story: str = Field(description="The action in a sentence.")
     to_step: int | None = Field(description="The step from which the training goes on.")
     samples_from: int | None = Field(description="The position of the first skipped sample.")
     samples_to: int | None = Field(description="The position after the last one.")
@@ -101,7 +102,7 @@ def shown_case(row: Record, acts: Sequence[Record]) -> NumericsCase:
         suspected = NumericsSuspicion(**_part(fields, "suspected"))
     if fields["judged_fact"] is not None:
         judged = NumericsJudgement(**_part(fields, "judged"))
-    shown = [NumericsAct(**present(act)) for act in acts]
+    shown = [NumericsAct(**(told := present(act)), story=_told_act(told)) for act in acts]
     return NumericsCase(
         **{**fields, "signal": fields["signal"] or fields["judged_signal"]},
         suspected=suspected, judged=judged, acts=shown,
@@ -144,12 +145,12 @@ def _story(
         yield f"{_KINDS.get(kind or '', kind)}: {'; '.join(more)}"
     elif not acts:
         yield "It was not judged"
-    yield from map(_told_act, acts)
+    yield from (act.story for act in acts)
 
 
-def _told_act(act: NumericsAct) -> str:
-    done, undone = _ACTS.get(act.action, (act.action, act.action))
-    match act.outcome:
+def _told_act(act: Record) -> str:
+    done, undone = _ACTS.get(act["action"], (act["action"], act["action"]))
+    match act["outcome"]:
         case "done":
             text = f"The training {done}"
         case "observed":
@@ -157,10 +158,10 @@ def _told_act(act: NumericsAct) -> str:
         case _:
             text = f"The training could not {undone}"
     span = "samples"
-    if act.samples_from is not None:
-        span += f" {_span(act.samples_from, act.samples_to)}"
-    step = "" if act.to_step is None else f" to step {act.to_step}"
-    return f"{text.replace('{step}', step).replace('{samples}', span)}: {act.reason}"
+    if act["samples_from"] is not None:
+        span += f" {_span(act['samples_from'], act['samples_to'])}"
+    step = "" if act["to_step"] is None else f" to step {act['to_step']}"
+    return f"{text.replace('{step}', step).replace('{samples}', span)}: {act['reason']}"
 
 
 def _span(first: int, end: int | None) -> str:

@@ -1,6 +1,6 @@
 """`/jobs`: a list with filters, and one job with the picture of its rounds and its pace."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -11,6 +11,7 @@ from everstep.job_states import JOB_STATES, OVER, WITH_RANKS
 from everstep_services.history.dashboard import drawings
 from everstep_services.history.dashboard.drawings import WIDTH
 from everstep_services.history.dashboard.formats import moment
+from everstep_services.history.dashboard.pages import numerics
 from everstep_services.history.dashboard.pages.page import Page, filters, without_cursor
 from everstep_services.history.dashboard.parts import attempt
 from everstep_services.history.dashboard.rest import Reader, RestAnswer, path_of, together
@@ -94,14 +95,16 @@ def step_times(progress: Sequence[Mapping[str, Any]]) -> StepTimes | None:
     )  # fmt: skip
 
 
-def reported_values(progress: Sequence[Mapping[str, Any]]) -> Sequence[ValueCurve]:
+def reported_values(
+    progress: Sequence[Mapping[str, Any]], without: Collection[str] = ()
+) -> Sequence[ValueCurve]:
     """The metrics that the script reports, `loss` first, then by name."""
     values: dict[str, list[tuple[datetime, int, float]]] = {}
     for report in progress:
         at = moment(report.get("at"))
         for reported in report.get("values") or ():
             name, value = reported["name"], reported["value"]
-            if at is not None:
+            if at is not None and name not in without:
                 values.setdefault(name, []).append((at, int(report["step"]), float(value)))
     names = sorted(values, key=lambda name: (name != "loss", "loss" not in name, name))
     return [_value(name, sorted(values[name])) for name in names[:_VALUES_MOST]]
@@ -234,6 +237,8 @@ async def one(reader: Reader, request: Request) -> Page:
         slow,
         found,
         acts,
+        cases,
+        determinism,
     ) = await together(
         reader.get(path),
         reader.get_or_not(f"{path}/goodput"),
@@ -247,6 +252,8 @@ async def one(reader: Reader, request: Request) -> Page:
         reader.get_or_not(f"{path}/stragglers", state="open", limit=5),
         reader.get_or_not(f"{path}/stragglers", limit=_FINDINGS),
         reader.get_or_not("facts", kind="operator_acted", **{**facts, "limit": _MARKS}),
+        reader.get_or_not(f"{path}/numerics", limit=_MARKS),
+        reader.get_or_not(f"{path}/numerics/determinism", limit=_MARKS),
     )
     told = _items(rounds)
     saved = [fact["body"] for fact in _items(commits)]
@@ -269,7 +276,12 @@ async def one(reader: Reader, request: Request) -> Page:
                 lambda: drawings.shares(goodput.data["seconds"] if goodput.data else None)
             ),
             "steps": steps,
-            "values": attempt(lambda: reported_values(reports)),
+            "results": attempt(lambda: numerics.results(reports, _items(cases))),
+            "cases": _items(cases),
+            "determinism": _items(determinism),
+            "values": attempt(
+                lambda: reported_values(reports, numerics.drawn_names(reports, _items(cases)))
+            ),
             "eta": attempt(lambda: eta(detail, steps, reader.rest.now())),
             "incidents": incidents,
             "acts": [act for act in _items(acts) if act["body"].get("origin") != "service"][

@@ -1,0 +1,144 @@
+"""The results of steps on the page of a job: loss and gradient norm, their bands, and marks."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from statistics import median
+from typing import Any
+
+from everstep_services.history.dashboard.drawings import MARKS_MOST, WIDTH
+from everstep_services.history.dashboard.formats import moment
+
+HEIGHT = 120.0
+_LANE = 11.0
+_SHOWN = (("loss", "Loss"), ("grad_norm", "Gradient norm"))
+LANES = ("again", "rollback", "skip", "exclude", "stop", "move")
+"""Actions that have a mark, each at a height of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultCurve:
+    """One result over time, with the band in which it was expected."""
+
+    title: str
+    points: str
+    band: str
+    """The outline of the band; empty where none is reported."""
+    last: float
+    low: float
+    high: float
+    top: float
+    """The height of the picture: what is higher is cut off, or it would flatten the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class NumericsMark:
+    """A moment: an unexpected result, or what followed."""
+
+    kind: str
+    """`suspected`, or one of `LANES`."""
+    x: float
+    y: float
+    width: float
+    height: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnResults:
+    """The results of a job over time; without curves while too few are reported."""
+
+    began: datetime
+    ended: datetime
+    curves: Sequence[ResultCurve]
+    marks: Sequence[NumericsMark]
+
+    @property
+    def kinds(self) -> Sequence[str]:
+        """The kinds of marks that are drawn, in the order of the legend."""
+        return [kind for kind in ("suspected", *LANES) if any(m.kind == kind for m in self.marks)]
+
+
+def drawn_names(progress: Sequence[Mapping[str, Any]], cases: Sequence[object]) -> frozenset[str]:
+    """The reported values that `results` draws: without a band or a case, none."""
+    reported = {value["name"] for report in progress for value in report.get("values") or ()}
+    names = {name for name, _ in _SHOWN}
+    bands = {f"{name}_{end}" for name in names for end in ("low", "high")}
+    return frozenset(names | bands) if cases or bands & reported else frozenset()
+
+
+def results(
+    progress: Sequence[Mapping[str, Any]], cases: Sequence[Mapping[str, Any]]
+) -> DrawnResults | None:
+    """Loss and gradient norm over time; None where there is nothing to draw."""
+    names = drawn_names(progress, cases)
+    values: dict[str, list[tuple[datetime, float]]] = {}
+    for report in progress:
+        at = moment(report.get("at"))
+        for value in report.get("values") or ():
+            if at is not None and value["name"] in names:
+                values.setdefault(value["name"], []).append((at, float(value["value"])))
+    times = [at for rows in values.values() for at, _ in rows]
+    if not times:
+        return None
+    began, ended = min(times), max(times)
+    if began == ended:
+        return None
+    scale = WIDTH / (ended - began).total_seconds()
+
+    def place(at: datetime) -> float:
+        return round(min(WIDTH, max(0.0, (at - began).total_seconds() * scale)), 1)
+
+    placed = {name: [(place(at), value) for at, value in sorted(rows)]
+              for name, rows in values.items()}  # fmt: skip
+    curves = [
+        _curve(name, title, placed) for name, title in _SHOWN if len(placed.get(name, ())) > 1
+    ]
+    marks = [
+        _mark(kind, place(at), text)
+        for case in cases[:MARKS_MOST]
+        for kind, at, text in _moments(case)
+    ]
+    return DrawnResults(began, ended, curves, marks) if curves else None
+
+
+def _curve(
+    name: str, title: str, placed: Mapping[str, Sequence[tuple[float, float]]]
+) -> ResultCurve:
+    rows = placed[name]
+    lower, upper = placed.get(f"{name}_low", ()), placed.get(f"{name}_high", ())
+    numbers = [value for _, value in (*rows, *lower, *upper)]
+    low, high = min(numbers), max(numbers)
+    middle = median(value for _, value in rows)
+    top = min(high, 3 * middle) if low >= 0 < middle else high
+
+    def points(of: Sequence[tuple[float, float]]) -> str:
+        span = (top - low) or 1.0
+        return " ".join(
+            f"{x},{HEIGHT - min((value - low) / span, 1.0) * HEIGHT:.1f}" for x, value in of
+        )
+
+    band = f"{points(lower)} {points(upper[::-1])}" if lower and upper else ""
+    return ResultCurve(title, points(rows), band, rows[-1][1], low, high, top)
+
+
+def _mark(kind: str, x: float, text: str) -> NumericsMark:
+    """An unexpected result has the whole height, and each action its own height."""
+    if kind == "suspected":
+        return NumericsMark(kind, max(0.0, x - 1.5), 0.0, 3.0, HEIGHT, text)
+    x = min(WIDTH - _LANE, max(0.0, x - _LANE / 2))
+    return NumericsMark(kind, x, LANES.index(kind) * _LANE, _LANE, _LANE - 2, text)
+
+
+def _moments(case: Mapping[str, Any]) -> Iterator[tuple[str, datetime, str]]:
+    """When a case was suspected, and when each action followed."""
+    suspected, story = case["suspected"], case["story"]
+    sign = story[0] if story else f"step {case['step']}"
+    at = moment((suspected or case["judged"] or {}).get("at"))
+    if at is not None:
+        yield "suspected", at, sign
+    acts = [act for act in case["acts"] if act["outcome"] == "done" and act["action"] in LANES]
+    for act in acts:
+        at = moment(act["at"])
+        if at is not None:
+            yield act["action"], at, act["story"]
