@@ -103,7 +103,7 @@ class Checkpointed(WireLine, frozen=True, kw_only=True):
     """The fields of the event's fact, without those that the agent adds."""
 
 
-class Numerics(WireLine, frozen=True, kw_only=True):
+class NumericsReported(WireLine, frozen=True, kw_only=True, tag="numerics"):
     """An event about a result that cannot be right; rank 0 sends it for all ranks."""
 
     round: _Count
@@ -143,7 +143,15 @@ class Restarted(WireLine, frozen=True, kw_only=True):
 
 
 SessionMessage = (
-    Paused | Resumed | StopSeen | Requested | Injected | Checkpointed | Numerics | Hung | Restarted
+    Paused
+    | Resumed
+    | StopSeen
+    | Requested
+    | Injected
+    | Checkpointed
+    | NumericsReported
+    | Hung
+    | Restarted
 )
 """The messages of a script's session."""
 

@@ -42,7 +42,7 @@ from everstep_services.agent.telemetry.progress import beat_of
 from everstep_services.agent.telemetry.step_figures import StepCounter, StepsMade
 from everstep_services.agent.timings.monitor import RoundPosition, TimingMonitor
 from trainer_sdk.page_content import CountedBy
-from trainer_sdk.wire import Checkpointed, Numerics, Restarted, Stepped
+from trainer_sdk.wire import Checkpointed, NumericsReported, Restarted, Stepped
 
 log = logging.getLogger(__name__)
 
@@ -191,7 +191,7 @@ class AttachedService:
         match event.message:
             case Checkpointed() as message:
                 self._checkpoints.said(message)
-            case Numerics() as message:
+            case NumericsReported() as message:
                 self._recorder.keep(*self._numerics.heard(event.round, message))
             case Restarted(is_without=True) as message:
                 self._do(self._here.went_on(message.lost, self._clock.now()))

@@ -50,7 +50,7 @@ from trainer_sdk.wire import (
     ForgeDown,
     ForgeUp,
     Injected,
-    Numerics,
+    NumericsReported,
     Requested,
     Restarted,
     StartFailed,
@@ -232,7 +232,7 @@ class RankEvents:
                 )  # fmt: skip
                 self._agent.injected(fault)
                 observers.record(fault)
-            case Restarted() | Numerics() as message:
+            case Restarted() | NumericsReported() as message:
                 for reported in self._facts_of(order, event.rank, message):
                     observers.record(reported)
             case Requested() as message:
@@ -243,10 +243,10 @@ class RankEvents:
                 observers.stalls.said(event)
 
     def _facts_of(
-        self, order: StartRanks, rank: int, message: Restarted | Numerics
+        self, order: StartRanks, rank: int, message: Restarted | NumericsReported
     ) -> Sequence[Fact]:
         observers = self._observers
-        if isinstance(message, Numerics):
+        if isinstance(message, NumericsReported):
             return observers.numerics.heard(order.round, message)
         if message.is_without:
             return ()  # this agent starts all ranks again

@@ -26,7 +26,7 @@ from everstep.messages import (
     NumericsSuspected,
 )
 from everstep_services.agent.telemetry.facts import AgentFacts
-from trainer_sdk.wire import Numerics
+from trainer_sdk.wire import NumericsReported
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class NumericsRecorder:
         self._unjudged: set[tuple[int, str]] = set()
         """Rounds and signals that opened an incident before any judgement: each opens one."""
 
-    def heard(self, round: int, line: Numerics) -> list[Fact]:
+    def heard(self, round: int, line: NumericsReported) -> list[Fact]:
         """The facts that follow from a report."""
         kind = _KINDS.get(line.event)
         if kind is None:
@@ -150,7 +150,7 @@ class NumericsRecorder:
         return [closed]
 
 
-def _case(line: Numerics) -> str:
+def _case(line: NumericsReported) -> str:
     case = line.body.get("case")
     return case if isinstance(case, str) else ""
 

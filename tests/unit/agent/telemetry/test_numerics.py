@@ -18,7 +18,7 @@ from everstep.messages import (
 from everstep_services.agent.telemetry.facts import AgentFacts
 from everstep_services.agent.telemetry.numerics import NumericsRecorder
 from tests.fakes.clock import FakeClock
-from trainer_sdk.wire import Numerics
+from trainer_sdk.wire import NumericsReported
 
 A, B = "00000000000000aa", "00000000000000bb"
 SPIKE = {"case": A, "step": 41, "signal": "loss_spike", "value": 9.5, "high": 3.0, "moved_at": 40}
@@ -43,7 +43,7 @@ def recorder(clock: FakeClock) -> NumericsRecorder:
 
 
 def heard(recorder: NumericsRecorder, event: str, body: dict[str, Any]) -> list[Fact]:
-    facts = recorder.heard(2, Numerics(round=2, rank=0, event=event, body=body))
+    facts = recorder.heard(2, NumericsReported(round=2, rank=0, event=event, body=body))
     for fact in facts:
         decode(encode(fact))
     return facts

@@ -39,7 +39,7 @@ class NumericsJudgement(Answer):
     samples_to: int | None = Field(description="The position after its last sample.")
 
 
-class NumericsAct(Answer):
+class NumericsAction(Answer):
     """What followed."""
 
     at: datetime
@@ -76,7 +76,7 @@ class NumericsCase(Answer):
     incident: str | None
     suspected: NumericsSuspicion | None
     judged: NumericsJudgement | None
-    acts: list[NumericsAct] = Field(description="What followed, in order.")
+    acts: list[NumericsAction] = Field(description="What followed, in order.")
     story: list[str] = Field(description="The case in plain sentences.")
 
 
@@ -102,7 +102,7 @@ def shown_case(row: Record, acts: Sequence[Record]) -> NumericsCase:
         suspected = NumericsSuspicion(**_part(fields, "suspected"))
     if fields["judged_fact"] is not None:
         judged = NumericsJudgement(**_part(fields, "judged"))
-    shown = [NumericsAct(**(told := present(act)), story=_told_act(told)) for act in acts]
+    shown = [NumericsAction(**(told := present(act)), story=_told_act(told)) for act in acts]
     return NumericsCase(
         **{**fields, "signal": fields["signal"] or fields["judged_signal"]},
         suspected=suspected, judged=judged, acts=shown,
@@ -132,7 +132,7 @@ def _story(
     kind: str | None,
     suspected: NumericsSuspicion | None,
     judged: NumericsJudgement | None,
-    acts: Sequence[NumericsAct],
+    acts: Sequence[NumericsAction],
 ) -> Iterator[str]:
     if suspected is not None:
         yield f"{suspected.reason[:1].upper()}{suspected.reason[1:]}"
