@@ -7,7 +7,7 @@ import pytest
 from tests.e2e.cluster import Cluster
 from tests.e2e.conftest import NewCluster
 from tests.e2e.control_planes import PATIENT, running_up
-from tests.integration.test_traces import Receiver, receiver
+from tests.integration.bus.test_traces import Receiver, receiver
 from tests.waiting import until
 
 __all__ = ["receiver"]
