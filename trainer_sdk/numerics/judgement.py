@@ -327,24 +327,24 @@ def _part(result: StepResult, field: str) -> StepResult:
 
 def _bits_differ(first: StepResult, second: StepResult) -> bool:
     return (
-        _apart(first.loss, second.loss) > 0
+        relative_difference(first.loss, second.loss) > 0
         or (
             first.norm is not None
             and second.norm is not None
-            and _apart(first.norm, second.norm) > 0
+            and relative_difference(first.norm, second.norm) > 0
         )
         or (bool(first.hashes and second.hashes) and first.hashes != second.hashes)
     )
 
 
 def _distance(first: StepResult, second: StepResult) -> float:
-    distance = _apart(first.loss, second.loss)
+    distance = relative_difference(first.loss, second.loss)
     if first.norm is not None and second.norm is not None:
-        distance = max(distance, _apart(first.norm, second.norm))
+        distance = max(distance, relative_difference(first.norm, second.norm))
     return distance
 
 
-def _apart(first: float, second: float) -> float:
+def relative_difference(first: float, second: float) -> float:
     """Return the relative difference; infinite if only one of them is a number."""
     if first == second or (math.isnan(first) and math.isnan(second)):
         return 0.0
