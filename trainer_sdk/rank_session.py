@@ -2,8 +2,7 @@
 
 import os
 from _thread import RLock
-from struct import pack, unpack
-from time import monotonic, monotonic_ns
+from time import monotonic
 
 from trainer_sdk import layout
 from trainer_sdk.agent_lookup import own_link
@@ -12,16 +11,17 @@ from trainer_sdk.environment import environ
 from trainer_sdk.group_timeout import group_timeout_ns
 from trainer_sdk.pauses import Pause, Pauses
 from trainer_sdk.sdk_log import quoted
-from trainer_sdk.section_table import SECOND_NS, SectionTable, write_text
+from trainer_sdk.section_table import SECOND_NS, ReportedMetrics, SectionTable
 from trainer_sdk.sections import Section, seconds_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
     from types import TracebackType
     from typing import Any, Literal
 
     from trainer_sdk.device.kernels import KernelTrace
+    from trainer_sdk.numerics.numerics import Numerics
     from trainer_sdk.trackers import Tracker
 
 
@@ -201,6 +201,14 @@ class Session:
         if self._kernels is None:
             self._kernels = KernelTrace(self._link.folder, every_s=every_s)
         return self._kernels.start()
+
+    def numerics(
+        self, state: "Mapping[str, Any]", batches: "Iterable[Any] | None" = None, **choices: "Any"
+    ) -> "Numerics":
+        """Look at the results of each step, and decide which steps count: see `Numerics`."""
+        from trainer_sdk.numerics.numerics import Numerics
+
+        return Numerics(self, state, batches, **choices)
 
     def time_device(self) -> bool:
         """Have sections also measure their time on this rank's accelerator, by CUDA events.
@@ -388,61 +396,3 @@ def _detach_own() -> None:
 
 
 os.register_at_fork(after_in_child=_detach_own)
-
-
-_NAME_WORDS = layout.VALUE_NAME_BYTES // 8
-
-
-class ReportedMetrics:
-    """The latest value of each metric, by name."""
-
-    def __init__(self, words: "memoryview[int]", table: SectionTable) -> None:
-        self._words = words
-        self._table = table
-        self._numbers: dict[str, int] = {}
-        self._lock = RLock()
-
-    def show(self, name: str, value: float) -> None:
-        """Write the latest value of a metric."""
-        bits = self._bits(str(name), value)
-        if bits is None:
-            return
-        at = self._place(str(name))
-        if at is not None:
-            now = monotonic_ns()
-            self._words[at + _NAME_WORDS] = bits
-            self._words[at + _NAME_WORDS + 1] = now
-
-    def detach(self, words: "memoryview[int]") -> None:
-        """Write to other memory from now on."""
-        self._words = words
-        self._lock = RLock()
-
-    def _bits(self, name: str, value: float) -> int | None:
-        if getattr(value, "is_cuda", False):
-            self._table.misused(f"{name!r} is on a GPU, and reading it would wait: report a number")
-            return None
-        try:
-            (bits,) = unpack("q", pack("d", value))
-        except Exception:  # noqa: BLE001 - tensors and others raise errors of their own
-            self._table.misused(f"{name!r} must be a number, and is {type(value)}")
-            return None
-        return int(bits)
-
-    def _place(self, name: str) -> int | None:
-        number = self._numbers.get(name)
-        if number is None:
-            with self._lock:
-                number = self._numbers.get(name)
-                if number is None:
-                    number = len(self._numbers)
-                    if number >= layout.VALUES_MOST:
-                        self._table.misused(
-                            f"{name!r} is not shown: a page has {layout.VALUES_MOST} values at most"
-                        )
-                        return None
-                    at = layout.VALUES_AT + number * layout.VALUE_WORDS
-                    write_text(self._words, at, name, layout.VALUE_NAME_BYTES)
-                    self._words[layout.VALUES] = number + 1
-                    self._numbers[name] = number
-        return layout.VALUES_AT + number * layout.VALUE_WORDS

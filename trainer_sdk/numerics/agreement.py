@@ -1,0 +1,150 @@
+"""All ranks agree on each step: nothing that a single rank has seen ever acts by itself."""
+
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllreduceOptions, ReduceOp
+
+from trainer_sdk.checkpoint.rank_group import RankGroup
+from trainer_sdk.environment import environ
+from trainer_sdk.numerics.judgement import StepResult
+
+
+class RankPlace(msgspec.Struct, frozen=True):
+    """Where a rank computes, and the ranks with the same part of the model."""
+
+    node: str
+    device: str
+    peers: tuple[int, ...]
+
+
+class LocalView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank has seen of a step, for all others."""
+
+    case: str
+    """The id of the case, if this is rank 0."""
+    signal: str = ""
+    """Empty if the rank's result is as expected."""
+    value: int = 0
+    low: int | None = None
+    high: int | None = None
+    moved_at: int = 0
+    calls: int = 0
+    """How many calls can be made again; 0 if none can."""
+    is_exact: bool = False
+    """Whether algorithms are deterministic, so that each bit counts."""
+
+
+class SentResults(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank has computed in a step, by itself and for another rank."""
+
+    first: "SentResult"
+    again: tuple["SentResult", ...]
+    deviation: int
+    """The bits of how far the reduced gradients of the first run are from those of the second."""
+    elsewhere: "SentResult | None"
+    elsewhere_of: int
+    """The rank whose step that was."""
+
+
+class SentResult(msgspec.Struct, frozen=True):
+    """A result of a step, bit for bit: JSON has no NaN."""
+
+    loss: int
+    norm: int | None
+    hashes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, result: StepResult) -> "SentResult":
+        """The same, ready to send."""
+        norm = None if result.norm is None else bits(result.norm)
+        return cls(bits(result.loss), norm, result.hashes)
+
+    def read(self) -> StepResult:
+        """The result."""
+        norm = None if self.norm is None else number(self.norm)
+        return StepResult(number(self.loss), norm, self.hashes)
+
+
+class RankAgreement:
+    """A gloo group of all ranks, made once; all ranks make each call of it together.
+
+    A rank that is gone ends the calls of the others as it ends any collective.
+    """
+
+    def __init__(self) -> None:
+        self._group: Any = None
+        if dist.is_available() and dist.is_initialized():
+            if dist.get_world_size() > 1:
+                self._group = dist.new_group(backend="gloo")
+        elif int(environ.get("WORLD_SIZE") or 1) > 1:
+            raise RuntimeError(
+                f"WORLD_SIZE is {environ['WORLD_SIZE']}, and this rank has no process group to "
+                "agree with the others: call torch.distributed.init_process_group before "
+                "run.numerics(…)"
+            )
+        self.ranks = RankGroup(self._group)
+        self._options = AllreduceOptions()
+        self._options.reduceOp = ReduceOp(ReduceOp.MAX)
+
+    def highest(self, own: list[int]) -> list[int]:
+        """The highest value over all ranks, for each of these numbers."""
+        if self._group is None:
+            return own
+        numbers = torch.tensor(own)
+        self._group.allreduce([numbers], self._options).wait()
+        highest: list[int] = numbers.tolist()
+        return highest
+
+    def swap(self, octets: bytes, to: int, source: int) -> bytes | None:
+        """Send these octets to a rank, and return those of another one; None if any rank has none.
+
+        All ranks call it, each of them with its own two partners.
+        """
+        lengths = self.ranks.gather(len(octets), int)
+        if not all(lengths):
+            return None
+        received = torch.empty(lengths[source], dtype=torch.uint8)
+        sent = torch.frombuffer(bytearray(octets), dtype=torch.uint8)
+        works = [
+            self._group.recv([received], source, 0),
+            self._group.send([sent], to, 0),
+        ]
+        for work in works:
+            work.wait()
+        return received.numpy().tobytes()
+
+
+def own_place(peers: Sequence[int]) -> RankPlace:
+    """Where this rank computes."""
+    device = ""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", "")
+        device = f"GPU-{uuid}" if uuid else ""
+    node = environ.get("GROUP_RANK") or environ.get("SLURM_NODEID") or ""
+    return RankPlace(
+        f"{socket.gethostname()}/{node}" if node else socket.gethostname(), device, tuple(peers)
+    )
+
+
+def new_case() -> str:
+    """The id of an unexpected result: 16 hex digits."""
+    return os.urandom(8).hex()
+
+
+def bits(value: float) -> int:
+    """The bits of a number."""
+    (word,) = struct.unpack("q", struct.pack("d", value))
+    return int(word)
+
+
+def number(word: int) -> float:
+    """The number of these bits."""
+    (value,) = struct.unpack("d", struct.pack("q", word))
+    return float(value)

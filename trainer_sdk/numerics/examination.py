@@ -1,0 +1,102 @@
+"""Runs an unexpected step again, here and elsewhere, and gathers what all ranks have computed."""
+
+from collections.abc import Sequence
+
+from trainer_sdk.numerics.agreement import (
+    RankAgreement,
+    RankPlace,
+    SentResult,
+    SentResults,
+    bits,
+    number,
+    own_place,
+)
+from trainer_sdk.numerics.elsewhere import StepPeers, computed_elsewhere
+from trainer_sdk.numerics.judgement import RankResults, StepResult
+from trainer_sdk.numerics.replay import OwnGradients, StepCall, deviation, loss_of, run_again
+from trainer_sdk.numerics.snapshot import Snapshot, TrainingParts
+from trainer_sdk.numerics.unsharded import data_parallel_ranks
+
+_TIMES = 2
+"""How often a step is run again: the same result twice is deterministic."""
+
+
+class StepExamination:
+    """Runs steps again. All ranks make each call together."""
+
+    def __init__(self, parts: TrainingParts, agreement: RankAgreement, replicas: object) -> None:
+        self._parts = parts
+        self._agreement = agreement
+        self._replicas = replicas
+        self._peers: StepPeers | None = None
+
+    @property
+    def places(self) -> Sequence[RankPlace]:
+        """Where each rank computes."""
+        return self._found_peers().places
+
+    def run(
+        self, calls: Sequence[StepCall], before: Snapshot, own: OwnGradients, *, times: int = _TIMES
+    ) -> list[RankResults]:
+        """Run the step again, and return the results of all ranks; then all is as it was."""
+        parameters = list(self._parts.parameters())
+        after = Snapshot(self._parts, parameters=parameters)
+        loss = loss_of(calls)
+        hashes, norm = own.read()
+        first = StepResult(0.0 if loss is None else loss, norm, hashes)
+        again = [run_again(self._parts, calls, before)]
+        apart = deviation(
+            after.gradients, [parameter.grad for parameter in self._parts.parameters()]
+        )
+        again += [run_again(self._parts, calls, before) for _ in range(times - 1)]
+        peers = self._found_peers()
+        elsewhere = None
+        if peers.shift:
+            elsewhere = computed_elsewhere(self._parts, calls, before, self._agreement, peers)
+        after.put_back()
+        sent = SentResults(
+            first=SentResult.of(first),
+            again=tuple(map(SentResult.of, again)),
+            deviation=bits(apart),
+            elsewhere=None if elsewhere is None else SentResult.of(elsewhere),
+            elsewhere_of=peers.source if peers.shift else 0,
+        )
+        return self._joined(self._agreement.ranks.gather(sent, SentResults), peers)
+
+    def _joined(self, gathered: Sequence[SentResults], peers: StepPeers) -> list[RankResults]:
+        # The gradients were reduced over ranks: a difference says nothing about this very rank.
+        apart = max(number(sent.deviation) for sent in gathered)
+        joined = []
+        for rank, sent in enumerate(gathered):
+            first = sent.first.read()
+            again = tuple(result.read() for result in sent.again)
+            if first.norm is None and again[0].norm is not None:
+                first = StepResult(first.loss, again[0].norm * (1 + apart), first.hashes)
+            by, elsewhere = next(
+                (
+                    (other, result.elsewhere)
+                    for other, result in enumerate(gathered)
+                    if result.elsewhere is not None and result.elsewhere_of == rank
+                ),
+                (None, None),
+            )
+            joined.append(
+                RankResults(
+                    rank=rank,
+                    node=peers.places[rank].node,
+                    device=peers.places[rank].device,
+                    first=first,
+                    again=again,
+                    elsewhere=None if elsewhere is None else elsewhere.read(),
+                    elsewhere_by=by,
+                    replica=peers.replica(rank),
+                )
+            )
+        return joined
+
+    def _found_peers(self) -> StepPeers:
+        if self._peers is None:
+            ranks = self._agreement.ranks
+            place = own_place(data_parallel_ranks(self._parts.modules, self._replicas))
+            self._peers = StepPeers(ranks.gather(place, RankPlace), ranks.rank)
+        return self._peers

@@ -1,0 +1,182 @@
+"""Runs the function of a step again from the same state, and tells its gradients apart."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer_sdk.numerics.judgement import StepResult
+from trainer_sdk.numerics.snapshot import RandomStates, Snapshot, TrainingParts, local
+
+NO_BATCH: Any = object()
+_MIX = 0x9E3779B97F4A7C15
+_WORD = (1 << 64) - 1
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class StepCall:
+    """A call of the training's function, which can be made again."""
+
+    def __init__(self, function: Callable[..., Any], batch: Any, before: RandomStates) -> None:
+        self.function = function
+        self.batch = batch
+        self.before = before
+        self.loss: float | Tensor | None = None
+
+    def run(self, batch: Any = NO_BATCH) -> Any:
+        """StepCall the function, and keep its loss."""
+        batch = self.batch if batch is NO_BATCH else batch
+        result = self.function() if batch is NO_BATCH else self.function(batch)
+        self.loss = _loss_of(result)
+        return result
+
+
+def loss_of(calls: Sequence[StepCall]) -> float | None:
+    """The sum of the losses of all calls; None if the function returns none."""
+    losses = [float(call.loss) for call in calls if call.loss is not None]
+    return math.fsum(losses) if all(map(math.isfinite, losses)) and losses else _odd(losses)
+
+
+class OwnGradients:
+    """Hashes and norms of the gradients that this rank computes, before any reduction.
+
+    The hooks get what backward adds to a parameter: with DDP and FSDP that is this rank's alone.
+    """
+
+    def __init__(self, parts: TrainingParts) -> None:
+        self._parts = parts
+        self._seen: list[tuple[int, Tensor, Tensor]] = []
+        self._watched: list[list[int]] = []
+        """The tensors with a hook, in each block: FSDP makes its own in the first step."""
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Record the gradients of all calls in the block, besides those before it."""
+        tensors = [tensor for _, tensor in self._parts.local_parameters()]
+        self._watched.append(list(map(id, tensors)))
+        handles = [
+            tensor.register_hook(partial(self._see, index))  # type: ignore[no-untyped-call]
+            for index, tensor in enumerate(tensors)
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def clear(self) -> None:
+        """Forget what was recorded."""
+        self._seen.clear()
+        self._watched.clear()
+
+    def read(self) -> tuple[tuple[int, ...], float | None]:
+        """The hash of each parameter group, and the norm; it waits for the device."""
+        local_parameters = self._parts.local_parameters()
+        present = [id(tensor) for _, tensor in local_parameters]
+        if not self._seen or any(watched != present for watched in self._watched):
+            return (), None
+        owners = [group for group, _ in local_parameters]
+        hashes = [0] * len(self._parts.groups)
+        words = torch.stack([word.cpu() for _, word, _ in self._seen]).tolist()
+        squares = torch.stack([square.cpu() for _, _, square in self._seen]).tolist()
+        # The order in which backward reaches parameters is not always the same.
+        order = sorted(range(len(words)), key=lambda at: self._seen[at][0])
+        for at in order:
+            group = owners[self._seen[at][0]]
+            hashes[group] = ((hashes[group] * _MIX) ^ (words[at] & _WORD)) & _WORD
+        self.clear()
+        norm = math.sqrt(total) if (total := sum(squares)) >= 0 else total
+        return tuple(value >> 1 for value in hashes), norm
+
+    def _see(self, index: int, gradient: Tensor) -> None:
+        own = local(gradient)
+        self._seen.append((index, bits_sum(own), square_sum(own)))
+
+
+def run_again(parts: TrainingParts, calls: Sequence[StepCall], before: Snapshot) -> StepResult:
+    """Make the calls of a step again as they were, and return their result.
+
+    Where calls contain collectives, all ranks come here together.
+    """
+    before.put_back()
+    return recorded_run(parts, calls)
+
+
+def recorded_run(
+    parts: TrainingParts, calls: Sequence[StepCall], others: Sequence[tuple[Any, RandomStates]] = ()
+) -> StepResult:
+    """Make the calls, or the same with the batches and random states of another rank."""
+    own = OwnGradients(parts)
+    kept = [call.loss for call in calls]
+    inputs = others or [(call.batch, call.before) for call in calls]
+    with own.recorded():
+        for call, (batch, states) in zip(calls, inputs, strict=True):
+            states.put_back()
+            call.run(batch)
+    loss = loss_of(calls)
+    for call, former in zip(calls, kept, strict=True):
+        call.loss = former
+    hashes, norm = own.read()
+    return StepResult(0.0 if loss is None else loss, norm, hashes)
+
+
+@torch.no_grad()
+def deviation(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> float:
+    """How far gradients are from a multiple of others, relative to their norm.
+
+    The first may have been clipped, which is why a factor does not count; what the clipping rounds
+    off does not count either.
+    """
+    pairs = [
+        (local(one).float(), local(other).to(one.device).float(), torch.finfo(one.dtype).eps)
+        for one, other in zip(first, second, strict=True)
+        if one is not None and other is not None
+    ]
+    dots = sum(float((one.double() * other.double()).sum()) for one, other, _ in pairs)
+    squares = sum(float(square_sum(other)) for _, other, _ in pairs)
+    firsts = sum(float(square_sum(one)) for one, _, _ in pairs)
+    if not math.isfinite(firsts) or not math.isfinite(squares):
+        return 0.0 if math.isfinite(firsts) == math.isfinite(squares) else math.inf
+    if not firsts or not squares:
+        return 0.0 if firsts == squares else math.inf
+    factor = dots / squares
+    if factor <= 0:
+        return math.inf
+    rest = sum(float(square_sum(one - factor * other)) for one, other, _ in pairs)
+    relative = math.sqrt(rest / squares) / factor
+    return relative if relative > max(1e-5, *(eps for _, _, eps in pairs)) else 0.0
+
+
+def bits_sum(tensor: Tensor) -> Tensor:
+    """The sum of a tensor's bits, as integers: equal for equal bits, in any order of addition."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    integers = _INTEGERS[tensor.element_size()]
+    return tensor.contiguous().view(integers).sum(dtype=torch.int64)
+
+
+def square_sum(tensor: Tensor) -> Tensor:
+    """The sum of the squares."""
+    whole = tensor if tensor.is_complex() else tensor.float()
+    squares: Tensor = torch.linalg.vector_norm(whole).double().square()
+    return squares
+
+
+def _loss_of(result: Any) -> float | Tensor | None:
+    if isinstance(result, (tuple, list)) and result:
+        result = result[0]
+    if isinstance(result, Tensor) and result.numel() == 1:
+        result = result.detach()
+        return result.clone() if result.is_cuda else float(result)
+    try:
+        return float(result)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def _odd(losses: list[float]) -> float | None:
+    return sum(losses) if losses else None

@@ -1,0 +1,212 @@
+"""What a step can change before its optimizer steps: random states, buffers and gradients."""
+
+import random
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from trainer_sdk.numerics.unsharded import unsharded_parameters
+
+GROUPS_MOST = 64
+_SMALL = 1 << 16
+"""Buffers with at most this many elements are always copied: kernels of BatchNorm change theirs
+without a new version."""
+
+
+class TrainingParts:
+    """The modules, optimizers and gradient scalers of a training's state."""
+
+    def __init__(self, state: object) -> None:
+        parts = list(_parts(state, set()))
+        self.modules = [part for part in parts if isinstance(part, nn.Module)]
+        self.optimizers = [part for part in parts if isinstance(part, torch.optim.Optimizer)]
+        self.scalers = [part for part in parts if isinstance(part, torch.amp.GradScaler)]
+        self.named = _named_parameters(self.modules, self.optimizers)
+        """Each parameter once, by name."""
+        self.groups, self.group_of = _groups(list(self.named))
+        """The names of at most 64 groups of parameters, and the group of each parameter."""
+        self._buffers: list[tuple[dict[str, Tensor | None], str]] = [
+            (module._buffers, name)  # noqa: SLF001 - there is no public access by place
+            for root in self.modules
+            for module in root.modules()
+            for name in module._buffers  # noqa: SLF001
+        ]
+        self._large: dict[int, tuple[Tensor, int, Tensor]] = {}
+
+    def parameters(self) -> Iterable[Tensor]:
+        """All parameters that may have a gradient."""
+        return self.named.values()
+
+    def local_parameters(self) -> list[tuple[int, Tensor]]:
+        """The tensors on which autograd accumulates this rank's own gradients, with their group."""
+        groups = {id(parameter): self.group_of[name] for name, parameter in self.named.items()}
+        unsharded = unsharded_parameters(self.modules)
+        tensors: list[tuple[int, Tensor]] = []
+        for parameter in self.named.values():
+            local = unsharded.get(id(parameter), parameter)
+            if local.requires_grad:
+                tensors.append((groups[id(parameter)], local))
+        return tensors
+
+    def buffers(self) -> "list[KeptBuffer]":
+        """The buffers as they are now, copied."""
+        kept, small = [], []
+        for owner, name in self._buffers:
+            tensor = owner.get(name)
+            if tensor is None:
+                continue
+            if tensor.numel() <= _SMALL:
+                small.append((owner, name, tensor))
+            else:
+                kept.append((owner, name, tensor, self._large_copy(tensor)))
+        with torch.no_grad():
+            copies = [torch.empty_like(tensor) for _, _, tensor in small]
+            if copies:
+                torch._foreach_copy_(copies, [tensor for _, _, tensor in small])
+        return kept + [(*buffer, copy) for buffer, copy in zip(small, copies, strict=True)]
+
+    def _large_copy(self, tensor: Tensor) -> Tensor:
+        kept = self._large.get(id(tensor))
+        if kept is None or kept[0] is not tensor or kept[1] != tensor._version:  # noqa: SLF001
+            kept = (tensor, tensor._version, tensor.detach().clone())  # noqa: SLF001
+            self._large[id(tensor)] = kept
+        return kept[2]
+
+
+KeptBuffer = tuple[dict[str, Tensor | None], str, Tensor, Tensor]
+"""Where the buffer is, its name, itself, and the copy."""
+
+
+class RandomStates:
+    """The states of the generators of Python, numpy, torch and the current CUDA device."""
+
+    def __init__(self) -> None:
+        self.python = random.getstate()
+        self.torch = torch.get_rng_state()
+        numpy = sys.modules.get("numpy")
+        self.numpy = numpy.random.get_state() if numpy else None
+        is_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        self.cuda = torch.cuda.get_rng_state() if is_cuda else None
+
+    def put_back(self) -> None:
+        """Continue from these states."""
+        random.setstate(self.python)
+        torch.set_rng_state(self.torch)
+        if self.numpy is not None:
+            sys.modules["numpy"].random.set_state(self.numpy)
+        if self.cuda is not None:
+            torch.cuda.set_rng_state(self.cuda)
+
+
+class Snapshot:
+    """The state of a step between two of its parts; parameters and optimizers are not in it."""
+
+    def __init__(self, parts: TrainingParts, *, parameters: list[Tensor]) -> None:
+        self.random = RandomStates()
+        self.buffers = parts.buffers()
+        self._parameters = parameters
+        gradients = [parameter.grad for parameter in parameters]
+        self.gradients: list[Tensor | None] = gradients
+        if any(gradient is not None for gradient in gradients):
+            self.gradients = _copied(gradients)
+
+    def put_back(self) -> None:
+        """Make everything as it was."""
+        self.random.put_back()
+        self.put_back_tensors()
+
+    @torch.no_grad()
+    def put_back_tensors(self) -> None:
+        """Make buffers and gradients as they were."""
+        for owner, name, tensor, copy in self.buffers:
+            tensor.copy_(copy)
+            owner[name] = tensor
+        for parameter, gradient in zip(self._parameters, self.gradients, strict=True):
+            present = parameter.grad
+            if gradient is None or present is None or present.shape != gradient.shape:
+                parameter.grad = None if gradient is None else gradient.to(parameter.device)
+            else:
+                present.copy_(gradient)  # it may be a view of a bucket of DDP
+
+
+def _copied(gradients: list[Tensor | None]) -> list[Tensor | None]:
+    """Copies of gradients; in the host's memory where the device has no room for them."""
+    sizes = [
+        0 if gradient is None or not gradient.is_cuda else local(gradient).nbytes
+        for gradient in gradients
+    ]
+    place: str | None = None
+    if sum(sizes):
+        free, _ = torch.cuda.mem_get_info()
+        free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        # Running again needs as much once more, for its own gradients.
+        place = "cpu" if 2 * sum(sizes) > free else None
+    return [
+        None
+        if gradient is None
+        else gradient.detach().clone()
+        if place is None
+        else gradient.detach().to(place)
+        for gradient in gradients
+    ]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a distributed tensor on this rank; the values of a sparse one."""
+    to_local = getattr(tensor, "to_local", None)
+    if to_local is not None:
+        tensor = to_local()
+    if tensor.is_sparse:
+        tensor = tensor.coalesce().values()
+    return tensor.detach()
+
+
+def _parts(value: object, seen: set[int]) -> Iterator[object]:
+    """Modules, optimizers and scalers in mappings and lists."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler)):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _parts(part, seen)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _parts(part, seen)
+
+
+def _named_parameters(
+    modules: list[nn.Module], optimizers: list[torch.optim.Optimizer]
+) -> dict[str, Tensor]:
+    named: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for number, module in enumerate(modules):
+        before = f"{number}." if len(modules) > 1 else ""
+        for name, parameter in module.named_parameters():
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                named[before + name] = parameter
+    for optimizer in optimizers:
+        for number, group in enumerate(optimizer.param_groups):
+            for index, parameter in enumerate(cast("list[Any]", group["params"])):
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    named[f"optimizer.{number}.{index}"] = parameter
+    return named
+
+
+def _groups(names: list[str]) -> tuple[list[str], dict[str, int]]:
+    """Group parameters by the longest prefix of their names that gives at most 64 groups."""
+    deepest = max((name.count(".") for name in names), default=0)
+    for depth in range(deepest + 1, 0, -1):
+        prefixes = {name: ".".join(name.split(".")[:depth]) for name in names}
+        groups = list(dict.fromkeys(prefixes.values()))
+        if len(groups) <= GROUPS_MOST:
+            return groups, {name: groups.index(prefixes[name]) for name in names}
+    each = -(-len(names) // GROUPS_MOST)
+    groups = names[::each]
+    return groups, {name: index // each for index, name in enumerate(names)}

@@ -1,0 +1,54 @@
+"""What wrappers of modules know: FSDP's whole parameters, and the ranks with other data."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+def unsharded_parameters(modules: Iterable[nn.Module]) -> dict[int, Tensor]:
+    """FSDP2's whole parameters, by the id of the shard: backward leaves a rank's gradients there.
+
+    Empty before the first step, and where torch keeps them in another way.
+    """
+    whole: dict[int, Tensor] = {}
+    for group in _fsdp_groups(modules):
+        for parameter in getattr(group, "fsdp_params", ()):
+            tensor = getattr(parameter, "_unsharded_param", None)
+            shard = getattr(parameter, "sharded_param", None)
+            if isinstance(tensor, Tensor) and shard is not None:
+                whole[id(shard)] = tensor
+    return whole
+
+
+def data_parallel_ranks(modules: Iterable[nn.Module], replicas: Any = None) -> tuple[int, ...]:
+    """The ranks with the same part of the model and other data; empty if that is not known."""
+    if replicas is not None:
+        return tuple(dist.get_process_group_ranks(replicas))
+    modules = list(modules)
+    for module in _wrapped(modules):
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            return tuple(dist.get_process_group_ranks(module.process_group))
+    for group in _fsdp_groups(modules):
+        mesh = getattr(getattr(group, "mesh_info", None), "mesh", None)
+        if mesh is not None:
+            return tuple(mesh.mesh.flatten().tolist())
+    return ()
+
+
+def _fsdp_groups(modules: Iterable[nn.Module]) -> Iterator[Any]:
+    for module in _wrapped(modules):
+        state_of = getattr(module, "_get_fsdp_state", None)
+        if state_of is None:
+            continue
+        state = state_of()
+        groups = getattr(state, "_fsdp_param_groups", None)
+        if groups is None:  # torch before 2.12 has a single group
+            groups = [getattr(state, "_fsdp_param_group", None)]
+        yield from (group for group in groups if group is not None)
+
+
+def _wrapped(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:
+    for module in modules:
+        yield from module.modules()
