@@ -187,8 +187,11 @@ class Session:
         """Report a metric of the training, as `loss` or `tokens`; its latest value is shown."""
         self._metrics.show(name, value)
 
-    def request(self, kind: 'Literal["exclude", "stop"]', reason: str) -> None:
-        """Request that this node be excluded, or the job be stopped; the control plane decides."""
+    def request(self, kind: 'Literal["exclude", "restart", "stop"]', reason: str) -> None:
+        """Request that this node be excluded, another round, or the end of the job.
+
+        The control plane decides.
+        """
         self._link.send("requested", f'"kind":{quoted(kind)},"reason":{quoted(reason)}')
 
     def trace_kernels(self, *, every_s: float = 10.0) -> bool:

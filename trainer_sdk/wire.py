@@ -77,8 +77,8 @@ class Requested(WireLine, frozen=True, kw_only=True):
 
     round: _Count
     rank: _Count
-    kind: Literal["exclude", "stop"]
-    """Exclude this node from the next round; stop the job."""
+    kind: Literal["exclude", "restart", "stop"]
+    """Exclude this node from the next round; end the round, and form another; stop the job."""
     reason: str = ""
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
+import msgspec
 import torch
 
 from trainer_sdk import layout
@@ -39,6 +40,8 @@ from trainer_sdk.sections import Section
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from trainer_sdk.numerics.skips import ActRecord, Skips
 
 State = Mapping[str, Any]
 
@@ -163,13 +166,44 @@ class Checkpointer:
                 state, step=step, allow_fresh_start=is_allowed, strict=strict
             )
         if restored is not None:
-            if restored.choice.published:
-                self._last_step, self._last_save = restored.step, None
-            self._session.start_at(restored.step)
-            self._is_prepared = True
-            with torch.inference_mode(mode=False), torch.no_grad():
-                self._saver.prepare(state, restored.choice.identity, self._restorer.round)
+            self._begin_after(restored, state)
         return restored
+
+    def acts(self) -> "Skips":
+        """What the job has done about its numerics. All ranks call it together."""
+        return self._restorer.acts()
+
+    def roll_back(
+        self, state: MutableMapping[str, Any], act: "ActRecord", acts: "Skips"
+    ) -> Restored | str:
+        """Go back in place to the newest checkpoint with a step below `act.before_step`.
+
+        All ranks call it together, between two steps. The act is recorded before anything else is
+        changed; then later checkpoints are quarantined. Returns why nothing was done, if nothing
+        was. `RestoreError` if the training must end, as no state could be loaded.
+        """
+        self._await_all()
+        self._queue.maybe_finalize()
+        if self._restorer.latest(act.before_step) is None:
+            return f"there is no checkpoint of a step before {act.before_step}"
+        why = acts.add(msgspec.structs.replace(act, course=self._restorer.course))
+        if why:
+            return f"it cannot be recorded: {why}"
+        with self._wait_section("roll back"), torch.inference_mode(mode=False), torch.no_grad():
+            restored = self._restorer.go_back(state, acts)
+        self._last_step = self._last_save = None
+        self._begin_after(restored, state)
+        if self._schedule is not None:
+            self._schedule.gone_back()
+        return restored
+
+    def _begin_after(self, restored: Restored, state: State) -> None:
+        if restored.choice.published:
+            self._last_step, self._last_save = restored.step, None
+        self._session.start_at(restored.step)
+        self._is_prepared = True
+        with torch.inference_mode(mode=False), torch.no_grad():
+            self._saver.prepare(state, self._restorer.as_restored(restored))
 
     def check_loss(self, loss: SupportsFloat) -> None:
         """Check the loss of a step: NaN soon after a restore quarantines what was loaded."""
@@ -246,7 +280,8 @@ class Checkpointer:
         request = SaveRequest(
             step=step,
             to_root=to_root and bool(self._root),
-            round=self._restorer.round,
+            round=self._restorer.course[0],
+            rollbacks=self._restorer.course[1],
             occasion=occasion,
             wait=waits,
             has_data_position=has_position(state.values()),

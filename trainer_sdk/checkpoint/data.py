@@ -11,7 +11,7 @@ for batch in sampler.counted(loader):
 
 import random
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
@@ -47,23 +47,52 @@ class PerRank:
     is_data_position = True
 
     def __init__(self, inner: Resumable) -> None:
+        self.given = 0
+        """How many batches `Batches` has given."""
         for method in ("state_dict", "load_state_dict"):
             if not callable(getattr(inner, method, None)):
                 raise TypeError(f"inner must have a {method}, and is {arguments.shown(inner)}")
         self._inner = inner
         self._key = _own_key()
-        if isinstance(inner, DataLoader):
-            _make_exact(inner)
+        self._seeded = _make_exact(inner) if isinstance(inner, DataLoader) else None
 
     def state_dict(self) -> dict[str, Any]:
         """The state, as one value."""
         # torchdata's loader would begin here, before the script has said which epoch it is.
         loaded = getattr(self._inner, "next_iter_state", None)
-        return {self._key: (self._inner.state_dict() if loaded is None else loaded,)}
+        inner = self._inner.state_dict() if loaded is None else loaded
+        return {self._key: (inner, self.given) if self.given else (inner,)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from this state."""
-        self._inner.load_state_dict(state[self._key][0])
+        inner, *given = state[self._key]
+        self.given = given[0] if given else 0
+        self._inner.load_state_dict(inner)
+
+    def is_of(self, batches: object) -> bool:
+        """Whether this is the state of these batches."""
+        return self._inner is batches
+
+    def drop(self, batches: Iterator[Any]) -> None:
+        """Pass over the next batch, as if it had not been loaded.
+
+        Its order was drawn, which stays; what its samples have drawn in this process does not.
+        """
+        seeded = self._seeded
+        if seeded is not None and seeded.num_workers:
+            next(batches)  # its samples were loaded elsewhere
+        else:
+            generators = RngState().state_dict()
+            if seeded is not None:
+                seeded.watch = RngState().state_dict
+            try:
+                next(batches)
+            finally:
+                if seeded is not None:
+                    generators = seeded.drawn or generators
+                    seeded.watch = seeded.drawn = None
+                RngState().load_state_dict(generators)
+        self.given += 1
 
 
 class RngState:
@@ -179,11 +208,29 @@ class PositionedSampler:
         self._draw = _LoadersDraw()
         self._is_counted = False
         self._order: tuple[int, torch.Tensor] | None = None
+        self._skipped: list[tuple[int, int]] = []
 
     @property
     def consumed(self) -> int:
-        """The number of samples that all ranks together have used."""
+        """The position in the stream: the samples before it are used, or passed over."""
         return self._consumed
+
+    @property
+    def begins_at(self) -> int:
+        """The position of the next sample that is used."""
+        return self._after(self._consumed, 1) - 1
+
+    def skip(self, spans: Iterable[tuple[int, int]]) -> None:
+        """Pass over these positions `[from, to)`, now and at any later call of the same spans.
+
+        An iterator that was made before has read ahead: make it anew.
+        """
+        self._skipped = sorted(spans)
+        self._loads += 1
+
+    def go_to(self, consumed: int) -> None:
+        """Set the position, while the iterator that has read ahead stays."""
+        self._consumed = consumed
 
     @property
     def epoch(self) -> int:
@@ -204,7 +251,7 @@ class PositionedSampler:
 
     def advance(self) -> None:
         """Count a batch on each rank as used."""
-        self._consumed += self._batch_size * self._world_size
+        self._consumed = self._after(self._consumed, self._batch_size * self._world_size)
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the stream, and the values that identify the stream."""
@@ -238,24 +285,35 @@ class PositionedSampler:
         at, loads = self._consumed, self._loads
         while loads == self._loads:
             self._given += 1
-            begin = at + self._rank * self._batch_size
+            begin = self._after(at, self._rank * self._batch_size + 1) - 1
             yield _SeededBatch(self._samples(begin), f"{self._seed}/{begin}")
-            at += self._batch_size * self._world_size
+            at = self._after(at, self._batch_size * self._world_size)
         raise RuntimeError(
             f"the loader's iterator was made at sample {at}, before the position was restored, "
             f"which is {self._consumed}: make it after restore"
         )
 
+    def _after(self, at: int, count: int) -> int:
+        """The position after this many samples from `at` on, without those that are skipped."""
+        for begin, end in self._skipped:
+            if at < end and begin < at + count:
+                count -= max(begin - at, 0)
+                at = end
+        return at + count
+
     def _samples(self, at: int) -> list[int]:
         samples: list[int] = []
         while len(samples) < self._batch_size:
-            epoch, begin = divmod(at + len(samples), self._size)
+            at = self._after(at, 1) - 1
+            stops = [begin for begin, _ in self._skipped if begin > at]
+            until = min([at + self._batch_size - len(samples), *stops])
+            epoch, begin = divmod(at, self._size)
+            end = min(self._size, begin + until - at)
             if not self._shuffle:
-                end = min(self._size, begin + self._batch_size - len(samples))
                 samples += range(begin, end)
             else:
-                order = self._order_of(epoch)
-                samples += order[begin : begin + self._batch_size - len(samples)].tolist()
+                samples += self._order_of(epoch)[begin:end].tolist()
+            at += end - begin
         return samples
 
     def _order_of(self, epoch: int) -> torch.Tensor:
@@ -273,8 +331,13 @@ class _SeededBatches:
     Those of an iterable data set do not, as the data set continues by itself.
     """
 
-    def __init__(self, batches: Any, *, is_seeding: bool) -> None:
+    def __init__(self, batches: Any, *, is_seeding: bool, num_workers: int) -> None:
         self.batches = batches
+        self.num_workers = num_workers
+        self.watch: Callable[[], dict[str, Any]] | None = None
+        """Reads the generators when a batch is drawn, and its samples are not loaded yet."""
+        self.drawn: dict[str, Any] | None = None
+        """What `watch` has read."""
         self.is_seeding = is_seeding
         self.draw = _LoadersDraw()
         self.given = 0
@@ -305,6 +368,8 @@ class _SeededIterator:
     def __next__(self) -> Any:
         self._seeded.draw.take_back()
         batch = next(self._batches)
+        if self._seeded.watch is not None:
+            self._seeded.drawn = self._seeded.watch()
         self._passed += 1
         self._seeded.given += 1
         if not self._seeded.is_seeding:
@@ -352,7 +417,7 @@ def _has_state(part: object) -> bool:
     return hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
 
 
-def _make_exact(loader: "DataLoader[Any]") -> None:
+def _make_exact(loader: "DataLoader[Any]") -> _SeededBatches:
     """Have a loader continue as if it had not been interrupted."""
     if getattr(loader.batch_sampler, "is_data_position", False):
         raise TypeError(
@@ -361,9 +426,12 @@ def _make_exact(loader: "DataLoader[Any]") -> None:
         )
     name = "sampler" if loader.batch_sampler is None else "batch_sampler"
     is_seeding = loader.num_workers > 0 and not isinstance(loader.dataset, IterableDataset)
-    batches = _SeededBatches(getattr(loader, name), is_seeding=is_seeding)
+    batches = _SeededBatches(
+        getattr(loader, name), is_seeding=is_seeding, num_workers=loader.num_workers
+    )
     # Torch lets nobody replace it, since a loader would not notice; this one passes all on.
     object.__setattr__(loader, name, batches)
+    return batches
 
 
 def _received(samples: Any, seed: str) -> Any:

@@ -195,7 +195,7 @@ class QuarantineEvent(CheckpointEvent, frozen=True, kw_only=True):
     name = "quarantine"
     step: int
     tier: Tier
-    cause: Literal["nan_after_load", "corrupt"]
+    cause: Literal["nan_after_load", "corrupt", "numerics"]
     reason: str
     path: str
     by: str

@@ -98,10 +98,13 @@ class RestoredState(msgspec.Struct, frozen=True, kw_only=True):
     identity: Identity
     round: int
     """The round that has restored it."""
+    rollbacks: int = 0
+    """How often that round had gone back in place, with this restore."""
 
     def has_left(self, other: Identity) -> bool:
-        """Whether the training has abandoned `other`: a newer state that an earlier round saved."""
-        return other.round < self.round and other.age > self.identity.age
+        """Whether the training has abandoned `other`: a newer state that was saved before."""
+        own = self.round, self.rollbacks
+        return other.course < own and other.age > self.identity.age
 
 
 def mark_restored(folder: Path, restored: RestoredState) -> None:

@@ -28,7 +28,7 @@ class NewerManifestError(BadManifestError):
     """A newer release wrote the document: this release cannot read it; it may be undamaged."""
 
 
-class Identity(msgspec.Struct, frozen=True, kw_only=True):
+class Identity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Which state it is. A state of another identity is never loaded."""
 
     job: str
@@ -39,11 +39,18 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     layout: str
     """The hash of keys, shapes, dtypes and shardings of all ranks."""
+    rollbacks: int = 0
+    """How often its round had gone back to an older state in place."""
 
     @property
-    def age(self) -> tuple[int, int]:
+    def course(self) -> tuple[int, int]:
+        """The round, and the part of it between two roll-backs; greater is later."""
+        return self.round, self.rollbacks
+
+    @property
+    def age(self) -> tuple[int, int, int]:
         """Greater is newer: a later round may begin at an earlier step."""
-        return self.round, self.step
+        return *self.course, self.step
 
 
 class ShardFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,46 +1,180 @@
-"""The batches of a training, so that a step can be made again."""
+"""The batches of a training, so that a step can be made again and data can be passed over.
+
+The position is that of a `PositionedSampler`, in samples of all ranks, or the number of batches
+that a loader in `PerRank` has given on each rank. Other iterables have none: their batches can be
+given again, and not passed over.
+"""
 
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping
-from typing import Any
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from trainer_sdk.checkpoint.data import PerRank, PositionedSampler
+from trainer_sdk.numerics.skips import Positions
+from trainer_sdk.sdk_log import warn_once
+
+Batch = TypeVar("Batch")
+_MOST_STEPS = 4096
+"""How many steps back a position is remembered."""
 
 
-class Batches:
+class _Given(NamedTuple, Generic[Batch]):
+    batch: Batch
+    begin: int
+    end: int
+
+
+class Batches(Generic[Batch]):
     """The batches of this rank; all ranks make the same calls."""
 
-    can_skip = False
-    position: tuple[int, int] | None = None
-
-    def __init__(self, batches: Iterable[Any], state: Mapping[str, Any], spans: Any = ()) -> None:
-        del state, spans
+    def __init__(
+        self,
+        batches: Iterable[Batch],
+        state: Mapping[str, Any],
+        spans: Iterable[Positions] = (),
+    ) -> None:
         self._batches = batches
-        self._kept: list[Any] = []
-        self._again: deque[Any] = deque()
+        self._spans = tuple(spans)
+        self._sampler = _sampler_of(batches, state)
+        self._loader = next((part for part in _loaders_in(state) if part.is_of(batches)), None)
+        self._kept: list[_Given[Batch]] = []
+        """The batches since the last decided step."""
+        self._again: deque[_Given[Batch]] = deque()
+        self._begins: deque[tuple[int, int]] = deque(maxlen=_MOST_STEPS)
+        """The first positions of decided steps, by step."""
+        self._end = 0
+        self._source: Iterator[Batch] | None = None
+        if self._sampler is not None:
+            self._sampler.skip(self._spans)
+        elif self._loader is None:
+            warn_once(
+                "numerics: the batches have no position, so none can be passed over: give a "
+                "loader whose batch_sampler is a PositionedSampler, or a StatefulDataLoader, with "
+                "PositionedSampler or PerRank in the state"
+            )
 
-    def span(self, since: int) -> tuple[int, int] | None:
-        """The data since this step."""
-        del since
-        return None
+    @property
+    def can_skip(self) -> bool:
+        """Whether positions are known."""
+        return self._sampler is not None or self._loader is not None
+
+    @property
+    def position(self) -> Positions | None:
+        """The data of the step that is being made; None if positions are not known."""
+        if not self.can_skip:
+            return None
+        return (self._kept[0].begin if self._kept else self._end), self._end
+
+    def span(self, since: int) -> Positions | None:
+        """The data from this step on to the last batch; None if positions are not known.
+
+        A step before all that this process remembers counts as the first of those.
+        """
+        present = self.position
+        if present is None:
+            return None
+        begins = (at for step, at in self._begins if step >= since)
+        return next(begins, present[0]), present[1]
 
     def taken(self, step: int) -> None:
-        """The present step is decided."""
-        del step
-        self._kept.clear()
+        """The present step is decided: its batches are not given again."""
+        if self._kept:
+            self._begins.append((step, self._kept[0].begin))
+            self._kept.clear()
 
     def again(self) -> None:
-        """Give the batches of the present step once more."""
+        """Give the batches of the present step once more, as if they had not been given."""
         self._again = deque(self._kept)
+        if self._kept:
+            self._go_to(self._kept[0].begin)
 
-    def __iter__(self) -> Generator[Any]:
+    def rewind(self, step: int, spans: Iterable[Positions]) -> None:
+        """The position was restored, as of after this step: go on from there, without `spans`.
+
+        The next batch comes from an iterator that is made anew.
+        """
+        self._spans = tuple(spans)
+        if self._sampler is not None:
+            self._sampler.skip(self._spans)
+        elif self._loader is None:
+            return
+        self._source = None
+        self._kept.clear()
+        self._again.clear()
+        while self._begins and self._begins[-1][0] > step:
+            self._begins.pop()
+
+    def __iter__(self) -> Generator[Batch]:
         """The batches of one pass."""
-        source = iter(self._batches)
+        self._source = None
         while True:
             if self._again:
-                yield self._again.popleft()
-                continue
+                given = self._again.popleft()
+                self._go_to(given.end)
+            else:
+                if self._source is None:
+                    self._source = self._begun()
+                begin = self._begin
+                try:
+                    batch = next(self._source)
+                except StopIteration:
+                    return
+                given = _Given(batch, begin, self._at)
+                self._kept.append(given)
+            self._end = given.end
+            yield given.batch
+
+    def _begun(self) -> Iterator[Batch]:
+        if self._sampler is not None:
+            return self._sampler.counted(self._batches)
+        if self._loader is not None:
+            return self._of_loader(self._loader)
+        return iter(self._batches)
+
+    def _of_loader(self, loader: PerRank) -> Generator[Batch]:
+        batches = iter(self._batches)
+        while True:
             try:
-                batch = next(source)
+                while self._is_skipped(loader.given):
+                    loader.drop(batches)
+                batch = next(batches)
             except StopIteration:
                 return
-            self._kept.append(batch)
+            loader.given += 1
             yield batch
+
+    def _is_skipped(self, number: int) -> bool:
+        return any(begin <= number < end for begin, end in self._spans)
+
+    @property
+    def _at(self) -> int:
+        if self._sampler is not None:
+            return self._sampler.consumed
+        return 0 if self._loader is None else self._loader.given
+
+    @property
+    def _begin(self) -> int:
+        """The position of the next batch."""
+        if self._sampler is not None:
+            return self._sampler.begins_at
+        number = self._at
+        while self._is_skipped(number):
+            number += 1
+        return number
+
+    def _go_to(self, position: int) -> None:
+        if self._sampler is not None:
+            self._sampler.go_to(position)
+        elif self._loader is not None:
+            self._loader.given = position
+
+
+def _sampler_of(batches: object, state: Mapping[str, Any]) -> PositionedSampler | None:
+    """The sampler of a loader, if the state has it: otherwise a restore would not move it."""
+    sampler = getattr(batches, "batch_sampler", None)
+    is_saved = any(part is sampler for part in state.values())
+    return sampler if is_saved and isinstance(sampler, PositionedSampler) else None
+
+
+def _loaders_in(state: Mapping[str, Any]) -> Iterator[PerRank]:
+    return (part for part in state.values() if isinstance(part, PerRank))

@@ -12,6 +12,7 @@ import torch
 from everstep_services.agent.replicas.images import OwnImages
 from tests.checkpoint_helpers.saved_by import JOB, Saving, saving
 from tests.unit.trainer_sdk.checkpoint.saved_states import together
+from trainer_sdk.checkpoint.image_folder import RestoredState
 from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.manifest import INDEX
 from trainer_sdk.checkpoint.rank_group import RankGroup
@@ -51,7 +52,8 @@ class Rank:
         found = Restore(home, self._group, self._rank.told).restore(state)
         assert found is not None
         assert set(state["a"].tolist()) == {found.step}
-        self._rank.saver.prepare(state, found.choice.identity)
+        restored = RestoredState(identity=found.choice.identity, round=self._round)
+        self._rank.saver.prepare(state, restored)
         return found
 
     def save(self, step: int) -> None:

@@ -67,7 +67,9 @@ class Agreement:
         reporter: Reporter,
         step: int | None,
         early: VerifiedImages | None,
+        before: int | None = None,
     ) -> None:
+        self._before = before
         self._context = context
         self._group = group
         self._reporter = reporter
@@ -108,7 +110,7 @@ class Agreement:
             self.past = max(self.past, sight.past)
             self.unsure = self.unsure or sight.unsure
         self.passed += _vanished(sights)
-        return StateOffers.of(sights, self._step)
+        return StateOffers.of(sights, self._step, self._before)
 
     def newest(self, field: StateOffers) -> RestoreChoice | None:
         """The newest state that every rank seems to have; its data are not read."""
@@ -242,8 +244,11 @@ class Agreement:
         except Exception as error:  # noqa: BLE001 - as above
             return Sight().with_passed(0, GLOBAL, 0, _text_of(error))
         self._steps |= {step for name in names if (step := step_of(name)) is not None}
-        self._names = [name for name in names if self._step in (None, step_of(name))]
+        self._names = [name for name in names if self._may_have(step_of(name) or 0)]
         return self._next_page().with_more(Sight(is_vacant=is_vacant))
+
+    def _may_have(self, step: int) -> bool:
+        return self._step in (None, step) and (self._before is None or step < self._before)
 
     def _next_page(self) -> Sight:
         page, self._names = self._names[:_PAGE], self._names[_PAGE:]

@@ -116,8 +116,10 @@ class StateOffers:
     """The offers of the global tier, for all ranks."""
 
     @classmethod
-    def of(cls, sights: Sequence[Sight], step: int | None = None) -> "StateOffers":
-        """The offers of all ranks, or those of one step, without quarantined images."""
+    def of(
+        cls, sights: Sequence[Sight], step: int | None = None, before: int | None = None
+    ) -> "StateOffers":
+        """The offers of all ranks, without quarantined images; of one step, or below one."""
         suspect = {identity for sight in sights for identity in sight.suspect}
 
         def chosen(sight: Sight, *, is_global: bool) -> tuple[StateOffer, ...]:
@@ -127,6 +129,7 @@ class StateOffers:
                 if (offer.tier == GLOBAL) == is_global
                 and (is_global or offer.identity not in suspect)
                 and step in (None, offer.identity.step)
+                and (before is None or offer.identity.step < before)
             )
 
         return cls(
@@ -185,7 +188,7 @@ class StateOffers:
         return iter(
             sorted(
                 identities,
-                key=lambda identity: (identity.step, identity.round, identity.layout),
+                key=lambda identity: (identity.step, *identity.course, identity.layout),
                 reverse=True,
             )
         )

@@ -32,6 +32,7 @@ from trainer_sdk.checkpoint.storage.checkpoints import CheckpointMark, look, qua
 WITHIN_STEPS = 20
 _CAUSE: Final = "nan_after_load"
 _CORRUPT: Final = "corrupt"
+_NUMERICS: Final = "numerics"
 
 
 class BadLossError(Exception):
@@ -161,7 +162,7 @@ def _report(
     step: int,
     tier: Tier,
     path: str,
-    cause: Literal["nan_after_load", "corrupt"],
+    cause: Literal["nan_after_load", "corrupt", "numerics"],
     mark: CheckpointMark,
 ) -> None:
     reporter.report(
@@ -169,6 +170,51 @@ def _report(
             step=step, tier=tier, cause=cause, reason=mark.reason, path=path, by=mark.by
         )
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SuspectStates:
+    """States that a training has saved since its numbers went wrong."""
+
+    from_step: int
+    course: tuple[int, int]
+    """The last course that has saved such states: a later one began from an older state."""
+    reason: str
+
+    def has(self, identity: Identity) -> bool:
+        """Whether this state is one of them."""
+        return identity.step >= self.from_step and identity.course <= self.course
+
+
+def quarantine_suspects(
+    suspects: SuspectStates,
+    images: Path | None,
+    storage: Storage | None,
+    rank: int,
+    reporter: Reporter,
+) -> None:
+    """Quarantine them: each rank its images, and rank 0 the visible checkpoints.
+
+    `StorageError` if the checkpoints cannot be marked: a restore must not go on then.
+    """
+    by = f"rank {rank}"
+    mark = CheckpointMark(by=by, reason=suspects.reason, cause=_NUMERICS, at=_now())
+    for _, folder in image_folders(images, rank):
+        try:
+            index = decode(read_regular(folder / INDEX), ImageIndex, str(folder))
+        except (OSError, BadManifestError):
+            continue  # there is nothing to load
+        if suspects.has(index.identity):
+            mark_image(folder, index.identity, mark)
+            _report(reporter, index.identity.step, MEMORY, str(folder), _NUMERICS, mark)
+    if storage is None or rank:
+        return
+    for step in filter(None, map(step_of, storage.folders())):
+        there = look(storage, step) if step >= suspects.from_step else None
+        if there is None or there.manifest is None or not suspects.has(there.manifest.identity):
+            continue
+        if quarantine(storage, there, mark):
+            _report(reporter, step, GLOBAL, there.path, _NUMERICS, mark)
 
 
 def _now() -> str:

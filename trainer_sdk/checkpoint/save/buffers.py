@@ -308,8 +308,8 @@ def folder_of(images: str, rank: int) -> str:
     return os.path.join(images, "own", f"rank-{rank}")
 
 
-def _age(buffer: Buffer) -> tuple[int, int]:
-    return (-1, -1) if buffer.holds is None or buffer.is_left else buffer.holds.age
+def _age(buffer: Buffer) -> tuple[int, int, int]:
+    return (-1, -1, -1) if buffer.holds is None or buffer.is_left else buffer.holds.age
 
 
 def _index_in(folder: str) -> ImageIndex | None:

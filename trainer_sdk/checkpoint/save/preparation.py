@@ -13,7 +13,6 @@ from trainer_sdk.checkpoint.events import FailedEvent, RefusedEvent, Reporter
 from trainer_sdk.checkpoint.flat_state import FlatState, fits, flatten, found_at
 from trainer_sdk.checkpoint.image_folder import RestoredState
 from trainer_sdk.checkpoint.job_context import JobContext
-from trainer_sdk.checkpoint.manifest import Identity
 from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.restore.values import as_bytes
 from trainer_sdk.checkpoint.save.buffers import Arena, Buffer, NoRoomError, folder_of
@@ -103,12 +102,10 @@ class Preparation:
         self._fitting = threading.Lock()
         self._making: threading.Thread | None = None
 
-    def prepare(
-        self, state: Mapping[str, Any], restored: Identity | None = None, round_: int = 0
-    ) -> None:
+    def prepare(self, state: Mapping[str, Any], restored: RestoredState | None = None) -> None:
         """Plan with all ranks, and allocate memory in the background, for the first save."""
         if restored is not None:
-            self.arena.restored(RestoredState(identity=restored, round=round_))
+            self.arena.restored(restored)
         if not (self._setup.root or self._keeps):
             return
         flat = self._flatten(state)

@@ -81,6 +81,8 @@ class SaveRequest:
     """Whether it goes to the global tier, too."""
     round: int | None = None
     """None for the round in which the process was started."""
+    rollbacks: int = 0
+    """How often that round has gone back in place."""
     occasion: str = "interval"
     wait: bool = False
     """Whether to wait for a free buffer instead of skipping the save."""

@@ -11,6 +11,7 @@ import msgspec
 
 from trainer_sdk.checkpoint.events import Reporter, SaveStartedEvent
 from trainer_sdk.checkpoint.flat_state import found_at
+from trainer_sdk.checkpoint.image_folder import RestoredState
 from trainer_sdk.checkpoint.manifest import Identity
 from trainer_sdk.checkpoint.save.plan import fill, fill_window, put, shard_name, stretches, windows
 from trainer_sdk.checkpoint.save.preparation import (
@@ -94,14 +95,12 @@ class Saver:
         else:
             self._copy(ready, save, order)
 
-    def prepare(
-        self, state: Mapping[str, Any], restored: Identity | None = None, round_: int | None = None
-    ) -> None:
+    def prepare(self, state: Mapping[str, Any], restored: RestoredState | None = None) -> None:
         """Plan with all ranks, and allocate memory in the background, for the first save.
 
         The restored image stays until a later save of the training is complete.
         """
-        self._preparation.prepare(state, restored, self._round_of(round_))
+        self._preparation.prepare(state, restored)
 
     def close(self, *, keeps_images: bool) -> None:
         """Stop copying, and release the memory; images stay with `keeps_images`."""
@@ -201,13 +200,14 @@ class Saver:
 
     def _order(self, request: SaveRequest, ready: PreparedSave, save: Save) -> WriteState:
         context, rank, plan = self._setup.context, self._group.rank, ready.plan
-        round_ = self._round_of(request.round)
+        round_ = context.round if request.round is None else request.round
         identity = Identity(
             job=context.job,
             round=round_,
             step=request.step,
             world_size=self._group.size,
             layout=plan.layout,
+            rollbacks=request.rollbacks,
         )
         end = ready.window or plan.image_bytes
         return WriteState(
@@ -232,9 +232,6 @@ class Saver:
             user=dict(request.user),
             within_s=self._setup.timeouts.write_within_s,
         )
-
-    def _round_of(self, given: int | None) -> int:
-        return self._setup.context.round if given is None else given
 
     def _pace(self, request: SaveRequest, ready: PreparedSave, called_at: float) -> None:
         is_paced = request.to_root and not _is_awaited(request, ready)

@@ -37,6 +37,10 @@ class SaveSchedule:
         self._next = look.next_step
         return look.is_due
 
+    def gone_back(self) -> None:
+        """Ask again after the next step: the training has gone back to an earlier one."""
+        self._next = 0
+
     def saved(self, stall_s: float) -> None:
         """Note a save that was begun, and the training's time that it took on this rank."""
         now = monotonic()

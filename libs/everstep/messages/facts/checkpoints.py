@@ -185,7 +185,7 @@ class CheckpointQuarantined(Fact, frozen=True, kw_only=True, tag="checkpoint_qua
     tier: Name
     """The tier; the same step in another tier may be good."""
     cause: Name
-    """`corrupt`, `incomplete`, `nan_after_load` or `operator`."""
+    """`corrupt`, `incomplete`, `nan_after_load`, `numerics` or `operator`."""
     reason: str
     """The evidence."""
     path: str = ""

@@ -245,7 +245,7 @@ class RestartJob(Question, frozen=True, kw_only=True, tag="restart_job.v1"):
     save_first: bool = False
     """Save at the next step boundary before stopping."""
     origin: Name = ""
-    """The interface: `rest` or `cli`."""
+    """The interface: `rest`, `cli` or `script`."""
 
 
 class RequestSave(Question, frozen=True, kw_only=True, tag="request_save.v1"):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from everstep.bus.errors import AskRefusedError, BusError
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
-from everstep.messages import Done, DrainNode, StopJob
+from everstep.messages import Done, DrainNode, RestartJob, StopJob
 from everstep_services.agent.rendezvous_client.client import BUSY, SERVICE
 from everstep_services.agent.run_plan import RunPlan
 from trainer_sdk.wire import Requested
@@ -24,7 +24,7 @@ _LAST_WITHIN_S = 2.0
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     verb: str
-    question: DrainNode | StopJob
+    question: DrainNode | RestartJob | StopJob
 
 
 class ScriptRequests:
@@ -39,7 +39,7 @@ class ScriptRequests:
         self._wanted: asyncio.Queue[_Wanted] = asyncio.Queue()
 
     def hear(self, request: Requested) -> None:
-        """A rank asks rendezvous to exclude this node, or to stop the job."""
+        """A rank asks rendezvous to exclude this node, for another round, or to stop the job."""
         key = (request.round, request.kind)
         if key in self._heard:
             log.info(
@@ -48,9 +48,11 @@ class ScriptRequests:
             return
         self._heard.add(key)
         reason = request.reason or "its script gives no reason"
-        wish = (
-            f"{self._plan.node} be excluded" if request.kind == "exclude" else "the job be stopped"
-        )
+        wish = {
+            "exclude": f"{self._plan.node} be excluded",
+            "restart": "the ranks be restarted",
+            "stop": "the job be stopped",
+        }[request.kind]
         self._say(f"rank {request.rank} asks that {wish}: {reason}")
         self._wanted.put_nowait(self._wish(request, reason))
 
@@ -72,6 +74,9 @@ class ScriptRequests:
         job, node, by = self._plan.job, self._plan.node, f"rank {request.rank} of {self._plan.node}"
         if request.kind == "stop":
             return _Wanted("stop", StopJob(job=job, by=by, reason=reason, origin="script"))
+        if request.kind == "restart":
+            again = RestartJob(job=job, by=by, reason=reason, round=request.round, origin="script")
+            return _Wanted("restart", again)
         drain = DrainNode(
             job=job, node=node, by=by, reason=reason, origin="script",
             within_s=self._plan.preempt_grace_s,

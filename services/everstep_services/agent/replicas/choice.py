@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-Age = tuple[int, int]
-"""A round and a step: the greater is newer."""
+Age = tuple[int, int, int]
+"""As `Identity.age`, with the step at the end: the greater is newer."""
 
 
 @dataclass(frozen=True, slots=True)

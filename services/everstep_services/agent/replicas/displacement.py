@@ -52,6 +52,6 @@ class TrainingLine:
             return "a newer one is here"
         return ""
 
-    def worth(self, state: Identity) -> tuple[bool, int, int]:
+    def worth(self, state: Identity) -> tuple[bool, int, int, int]:
         """The sort key of states: the lowest makes room first."""
         return (not self.has_left(state), *state.age)

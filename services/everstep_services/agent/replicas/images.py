@@ -28,7 +28,7 @@ class ImageHead(msgspec.Struct, frozen=True, kw_only=True):
     version: int = VERSION
 
     @property
-    def age(self) -> tuple[int, int]:
+    def age(self) -> tuple[int, int, int]:
         """The greater is newer: a later round may begin at an earlier step."""
         return self.identity.age
 

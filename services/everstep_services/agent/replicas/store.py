@@ -244,7 +244,7 @@ class ReplicaStore:
         """Nobody receives it now; it may continue where it ended."""
         incoming.is_busy = False
 
-    def drop(self, slot: int, *, before: tuple[int, int]) -> int:
+    def drop(self, slot: int, *, before: tuple[int, int, int]) -> int:
         """Forget the states of a slot that are older than `before`; return the bytes freed."""
         with self._lock:
             size = self._size()

@@ -157,14 +157,14 @@ class Fetcher:
                 try:
                     await self._take(pool, choice)
                 except (ReplicaError, CodingError, OSError) as error:
-                    failures.append(f"step {choice.age[1]}: {error}")
-                    log.warning("images_not_fetched step=%d error=%s", choice.age[1], error)
+                    failures.append(f"step {choice.age[-1]}: {error}")
+                    log.warning("images_not_fetched step=%d error=%s", choice.age[-1], error)
                     continue
-                fetched = f"step {choice.age[1]} was fetched from other nodes"
+                fetched = f"step {choice.age[-1]} was fetched from other nodes"
                 return Offer(round=order.round, complete=True, reason=fetched)
         newest = newest_of_all(ranks, here)
         if newest is not None:
-            here_already = f"step {newest[1]} is on this node"
+            here_already = f"step {newest[-1]} is on this node"
             return Offer(round=order.round, complete=True, reason=here_already)
         return Offer(
             round=order.round,

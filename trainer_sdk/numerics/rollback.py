@@ -1,0 +1,204 @@
+"""What ranks do together about a judged step: go back, pass over data, move, stop, exclude a node.
+
+Each act is recorded in `numerics.json` before any rank acts on it.
+"""
+
+import time
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, NoReturn
+
+import msgspec
+
+from trainer_sdk.checkpoint.checkpointer import Checkpointer
+from trainer_sdk.checkpoint.events import Reporter
+from trainer_sdk.checkpoint.job_context import read_job_context
+from trainer_sdk.checkpoint.rank_group import group_of_all
+from trainer_sdk.checkpoint.restore.quarantine import SuspectStates, quarantine_suspects
+from trainer_sdk.checkpoint.storage import Storage, StorageError, lasting, storage_for
+from trainer_sdk.checkpoint.storage.checkpoints import stored_checkpoints
+from trainer_sdk.environment import environ
+from trainer_sdk.numerics.data import Batches
+from trainer_sdk.numerics.skips import ActRecord, Positions, Skips
+from trainer_sdk.rank_session import Session
+
+MOVE, STOP = 16, 17
+"""Exit codes: start again on other nodes; end, and do not start again."""
+_ENDED_WITHIN_S = 600.0
+_LOOK_EVERY_S = 0.1
+_ANY_COURSE: Final = (1 << 62, 0)
+
+
+class RestartNeededError(Exception):
+    """The training must start again from an older checkpoint, and nothing has ended this rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackResult:
+    """Where the training goes on."""
+
+    to_step: int | None
+    """After this step; None if it was refused."""
+    refusal: str = ""
+
+
+class Rollback:
+    """The acts of a training. All ranks make it, and each call of it, together.
+
+    With a `checkpointer` it goes back in place. Without, the script restores from `root` by its own
+    means: suspect checkpoints there are quarantined, and another round is asked for.
+    """
+
+    def __init__(
+        self,
+        state: MutableMapping[str, Any],
+        session: Session,
+        *,
+        checkpointer: Checkpointer | None = None,
+        root: str = "",
+    ) -> None:
+        self._state = state
+        self._session = session
+        self._checkpointer = checkpointer
+        self._group = group_of_all(environ.get("WORLD_SIZE", ""))
+        self._storage = storage_for(lasting(root)) if root and checkpointer is None else None
+        self.skips = (
+            Skips(self._storage, self._group) if checkpointer is None else checkpointer.acts()
+        )
+        """The acts of the job so far, and the data that nobody trains on."""
+        if checkpointer is None and self.skips.unfinished:
+            self._finish_killed()
+
+    def back_to(
+        self,
+        moved_at: int,
+        batches: Batches[Any],
+        *,
+        case: str,
+        step: int,
+        reason: str,
+        samples: Positions | None = None,
+    ) -> RollbackResult:
+        """Go back to the newest checkpoint with a step below `moved_at`; pass over `samples`.
+
+        In place, the caller goes on with the next batch. Otherwise it does not return.
+        """
+        action = "rollback" if samples is None else "skip"
+        act = record(case, action, step, reason, before_step=moved_at, samples=samples)
+        if self._checkpointer is None:
+            return RollbackResult(None, self._restart(act))
+        restored = self._checkpointer.roll_back(self._state, act, self.skips)
+        if isinstance(restored, str):
+            return RollbackResult(None, restored)
+        batches.rewind(restored.step, self.skips.spans)
+        return RollbackResult(restored.step)
+
+    def exclude(self, act: ActRecord, ranks: Sequence[int]) -> str:
+        """Ask that the nodes of these ranks leave; returns why the act was refused, or nothing."""
+        why = self.skips.add(act)
+        if not why and self._group.rank in ranks:
+            self._session.request("exclude", act.reason)
+        return why
+
+    def move(self, act: ActRecord, after_step: int) -> str:
+        """Save the state, and exit so that the ranks start again on other nodes.
+
+        Returns why the act was refused; otherwise it does not return.
+        """
+        if self._checkpointer is None:
+            return "without a checkpointer the state cannot be saved"
+        save = self._checkpointer.save(after_step, self._state, wait=True)
+        if not all(self._group.gather(save.durable, bool)):
+            return f"the state after step {after_step} could not be saved: {save.reason}"
+        why = self.skips.add(act)
+        return why or self._exit(MOVE)
+
+    def stop(self, act: ActRecord) -> NoReturn:
+        """End the job, which is not started again."""
+        self.skips.add(act)
+        self._exit(STOP)
+
+    def _exit(self, code: int) -> NoReturn:
+        self._group.gather(code, int)  # the first exit ends the others
+        raise SystemExit(code)
+
+    def _restart(self, act: ActRecord) -> str:
+        """Quarantine suspect checkpoints, and have the training start again."""
+        if self._storage is None:
+            return "there is neither a checkpointer nor a root of checkpoints"
+        assert act.before_step is not None
+        if not self._group.follow(_has_earlier(self._storage, act.before_step), bool):
+            return f"there is no checkpoint of a step before {act.before_step}"
+        if why := self.skips.add(_on_course(act)):
+            return f"it cannot be recorded: {why}"
+        self._finish()
+        return self._await_restart(act.reason)
+
+    def _finish_killed(self) -> None:
+        """Finish a roll-back in which the job was killed; again, if a suspect was restored."""
+        first = min(act.before_step or 0 for act in self.skips.unfinished)
+        reason = self.skips.unfinished[0].reason
+        self._finish()
+        if self._group.highest([self._session.steps_made])[0] >= first:
+            self._await_restart(reason)
+
+    def _finish(self) -> None:
+        why = ""
+        reporter = Reporter(self._group.rank, self._session._link)  # noqa: SLF001 - one package
+        try:
+            for act in self.skips.unfinished:
+                suspects = SuspectStates(act.before_step or 0, act.course, act.reason)
+                quarantine_suspects(suspects, None, self._storage, self._group.rank, reporter)
+        except StorageError as error:
+            why = str(error)
+        if why := self._group.follow(why, str):
+            raise RestartNeededError(f"suspect checkpoints cannot be quarantined: {why}")
+        self.skips.quarantined()
+
+    def _await_restart(self, reason: str) -> NoReturn:
+        if not self._group.rank:
+            self._session.request("restart", reason)
+        deadline = time.monotonic() + (_ENDED_WITHIN_S if self._session.is_watched else 0.0)
+        with self._session.section("roll back", "checkpoint"):
+            while time.monotonic() < deadline:
+                time.sleep(_LOOK_EVERY_S)
+        raise RestartNeededError(
+            f"the training must start again from an older checkpoint: {reason}; the suspect ones "
+            "are quarantined"
+        )
+
+
+def record(
+    case: str,
+    action: str,
+    step: int,
+    reason: str,
+    *,
+    before_step: int | None = None,
+    samples: Positions | None = None,
+) -> ActRecord:
+    """The record of an act that is decided now."""
+    return ActRecord(
+        case=case,
+        action=action,
+        step=step,
+        reason=reason,
+        at=datetime.now(UTC).isoformat(timespec="seconds"),
+        before_step=before_step,
+        samples=samples,
+    )
+
+
+def _on_course(act: ActRecord) -> ActRecord:
+    """The act, for all checkpoints that were saved until now."""
+    about = read_job_context(environ)
+    course = (about.round, 0) if about.is_counted else _ANY_COURSE
+    return msgspec.structs.replace(act, course=course)
+
+
+def _has_earlier(storage: Storage, step: int) -> bool:
+    return any(
+        there.step < step and there.manifest is not None and there.quarantined is None
+        for there in stored_checkpoints(storage)
+    )

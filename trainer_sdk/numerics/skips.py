@@ -1,0 +1,143 @@
+"""The acts of a job on its numerics, in `numerics.json` next to its checkpoints.
+
+Rank 0 writes an act before any rank acts on it, so a process that is killed at any point leaves
+either nothing or the whole act. A later round reads it: it skips the same data, and no data twice,
+and it quarantines what the roll-back had no time for.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from everstep.hashing import hash_of
+from trainer_sdk.checkpoint.rank_group import RankGroup
+from trainer_sdk.checkpoint.storage import Storage, StorageError
+from trainer_sdk.checkpoint.storage.port import MissingError
+
+NUMERICS: Final = "numerics.json"
+_VERSION = 1
+Positions = tuple[int, int]
+"""Data positions `[from, to)`."""
+
+
+class ActRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An act that all ranks agreed on."""
+
+    case: str
+    """Made by rank 0; an act of the same case is recorded once."""
+    action: str
+    """`rollback`, `skip`, `exclude`, `move` or `stop`."""
+    step: int
+    """The step whose result led to it."""
+    reason: str
+    at: str
+    """UTC, for people."""
+    before_step: int | None = None
+    """Of a roll-back: checkpoints from this step on are quarantined."""
+    course: tuple[int, int] = (0, 0)
+    """The last `Identity.course` whose checkpoints that concerns."""
+    samples: Positions | None = None
+    """The data since the statistic moved; a skip passes over it."""
+    is_quarantined: bool = False
+    """Whether all of those checkpoints are quarantined."""
+
+
+class ActsFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of `numerics.json`."""
+
+    acts: tuple[ActRecord, ...]
+    hash: str
+    """Of the acts as JSON; another text is not what was written."""
+    version: int = _VERSION
+
+
+class ActsError(Exception):
+    """`numerics.json` cannot be read, so nobody knows what must not be used."""
+
+
+class Skips:
+    """The acts of a job. All ranks make it, and change it, together."""
+
+    def __init__(self, storage: Storage | None, group: RankGroup) -> None:
+        self._storage = storage
+        self._group = group
+        self.acts: tuple[ActRecord, ...] = ()
+        """All acts of the job, in all its rounds, the oldest first."""
+        self._load()
+
+    @property
+    def spans(self) -> tuple[Positions, ...]:
+        """The data that nobody trains on."""
+        skips = (act.samples for act in self.acts if act.action == "skip")
+        return tuple(samples for samples in skips if samples is not None)
+
+    @property
+    def unfinished(self) -> tuple[ActRecord, ...]:
+        """The roll-backs whose checkpoints may not all be quarantined."""
+        return tuple(
+            act for act in self.acts if act.before_step is not None and not act.is_quarantined
+        )
+
+    def add(self, act: ActRecord) -> str:
+        """Record an act durably, on all ranks; returns why that failed, or nothing."""
+        if any(other.case == act.case for other in self.acts):
+            return ""
+        return self._put((*self.acts, act))
+
+    def quarantined(self) -> None:
+        """Record that the checkpoints of all roll-backs are quarantined."""
+        if self.unfinished:
+            done = [msgspec.structs.replace(act, is_quarantined=True) for act in self.unfinished]
+            by_case = {act.case: act for act in done}
+            self._put(tuple(by_case.get(act.case, act) for act in self.acts))
+
+    def _put(self, acts: Sequence[ActRecord]) -> str:
+        why = ""
+        if not self._group.rank and self._storage is not None:
+            try:
+                self._storage.put(NUMERICS, (_encoded(acts),))
+            except (StorageError, OSError) as error:
+                why = str(error)
+        why = self._group.follow(why, str)
+        if not why:
+            self.acts = tuple(acts)
+        return why
+
+    def _load(self) -> None:
+        acts: tuple[ActRecord, ...] = ()
+        why = ""
+        if not self._group.rank and self._storage is not None:
+            try:
+                acts = _read(self._storage)
+            except (ActsError, StorageError) as error:
+                why = str(error)
+        why, self.acts = self._group.follow((why, acts), tuple[str, tuple[ActRecord, ...]])
+        if why:
+            raise ActsError(why)
+
+
+def _encoded(acts: Sequence[ActRecord]) -> bytes:
+    whole = ActsFile(acts=tuple(acts), hash=hash_of(msgspec.json.encode(acts)))
+    return msgspec.json.encode(whole)
+
+
+def _read(storage: Storage) -> tuple[ActRecord, ...]:
+    try:
+        octets = storage.read(NUMERICS)
+    except MissingError:
+        return ()
+    place = f"{storage.url}/{NUMERICS}"
+    remedy = (
+        "it names the data and the checkpoints that no rank may use: put a whole copy back, or "
+        "remove it to train on all data again"
+    )
+    try:
+        file = msgspec.json.decode(octets, type=ActsFile)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ActsError(f"{place} is not what was written ({error}), and {remedy}") from error
+    if file.version > _VERSION:
+        raise ActsError(f"{place} is of a newer release, and {remedy}")
+    if file.hash != hash_of(msgspec.json.encode(file.acts)):
+        raise ActsError(f"{place} is not what was written (its hash is another), and {remedy}")
+    return file.acts
