@@ -94,14 +94,18 @@ class Training:
         """Go on after this step; each step that is made."""
         for batch in self._begin(step):
             step += 1
-            loss = self.model(batch).square().mean()
-            loss.backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            self.losses[step] = loss.item().hex()
+            self.make(step, batch)
             yield step
             if step == LAST:
                 return
+
+    def make(self, step: int, batch: torch.Tensor) -> None:
+        """Make a step."""
+        loss = self.model(batch).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.losses[step] = loss.item().hex()
 
     @property
     def _options(self) -> dict[str, Any]:
@@ -110,7 +114,7 @@ class Training:
     def _positioned(self, data: Samples, loader: Any = DataLoader) -> Any:
         sampler = PositionedSampler(SIZE, batch_size=BATCH, seed=3, shuffle=self.case.shuffle)
         self.state["data"] = sampler
-        batches = loader(data, batch_sampler=sampler, **self._options)
+        self.loader = batches = loader(data, batch_sampler=sampler, **self._options)
         return lambda step: sampler.counted(batches)
 
     def _positioned_stateful(self, data: Samples) -> Any:
@@ -134,9 +138,12 @@ class Training:
 
     def _by_epochs(self, data: Samples, loader: Any, sampler_class: Any) -> Any:
         options = self._options | {"batch_size": BATCH, "drop_last": self.case.drop_last}
-        if self.case.ranks == 1:
-            return loader(data, shuffle=self.case.shuffle, **options)
-        return loader(data, sampler=sampler_class(data, shuffle=self.case.shuffle), **options)
+        if self.case.ranks > 1:
+            options["sampler"] = sampler_class(data, shuffle=self.case.shuffle)
+        else:
+            options["shuffle"] = self.case.shuffle
+        self.loader = loader(data, **options)
+        return self.loader
 
     def _epochs(self, batches: Any, step: int) -> Iterator[torch.Tensor]:
         for epoch in count(step // self.case.epoch):

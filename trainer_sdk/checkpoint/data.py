@@ -47,8 +47,10 @@ class PerRank:
     is_data_position = True
 
     def __init__(self, inner: Resumable) -> None:
-        self.given = 0
-        """How many batches `Batches` has given."""
+        self.given = self.passes = 0
+        """How many batches `Batches` has given, and how many passes over all it has begun."""
+        self.epoch: int | None = None
+        """The epoch of the loader's sampler in the last of those passes, if it has one."""
         for method in ("state_dict", "load_state_dict"):
             if not callable(getattr(inner, method, None)):
                 raise TypeError(f"inner must have a {method}, and is {arguments.shown(inner)}")
@@ -61,12 +63,13 @@ class PerRank:
         # torchdata's loader would begin here, before the script has said which epoch it is.
         loaded = getattr(self._inner, "next_iter_state", None)
         inner = self._inner.state_dict() if loaded is None else loaded
-        return {self._key: (inner, self.given) if self.given else (inner,)}
+        place = (self.given, self.passes, self.epoch) if self.given else ()
+        return {self._key: (inner, *place)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from this state."""
-        inner, *given = state[self._key]
-        self.given = given[0] if given else 0
+        inner, *place = state[self._key]
+        self.given, self.passes, self.epoch = place or (0, 0, None)
         self._inner.load_state_dict(inner)
 
     def is_of(self, batches: object) -> bool:

@@ -44,6 +44,10 @@ class Batches(Generic[Batch]):
         """The first positions of decided steps, by step."""
         self._end = 0
         self._source: Iterator[Batch] | None = None
+        self._passes = 0
+        """Of a loader: how many passes the script has begun, with those before a restart."""
+        self._epoch: int | None = None
+        """The epoch that the script has set for its present pass."""
         if self._sampler is not None:
             self._sampler.skip(self._spans)
         elif self._loader is None:
@@ -65,16 +69,18 @@ class Batches(Generic[Batch]):
             return None
         return (self._kept[0].begin if self._kept else self._end), self._end
 
-    def span(self, since: int) -> Positions | None:
-        """The data from this step on to the last batch; None if positions are not known.
+    def span(self, since: int, step: int) -> Positions | None:
+        """The data from a step on to the present one; None if positions are not known.
 
-        A step before all that this process remembers counts as the first of those.
+        Steps that an earlier process has made count as having used as much data as the present one.
         """
         present = self.position
         if present is None:
             return None
-        begins = (at for step, at in self._begins if step >= since)
-        return next(begins, present[0]), present[1]
+        steps = [*self._begins, (step, present[0])]
+        first, begin = next(each for each in steps if each[0] >= min(since, step))
+        before = max(first - since, 0) * (present[1] - present[0])
+        return max(begin - before, 0), present[1]
 
     def taken(self, step: int) -> None:
         """The present step is decided: its batches are not given again."""
@@ -105,8 +111,10 @@ class Batches(Generic[Batch]):
             self._begins.pop()
 
     def __iter__(self) -> Generator[Batch]:
-        """The batches of one pass."""
+        """The batches of one pass; after a roll-back also the rest of earlier passes."""
         self._source = None
+        if self._loader is not None:
+            self._begin_pass(self._loader)
         while True:
             if self._again:
                 given = self._again.popleft()
@@ -131,7 +139,25 @@ class Batches(Generic[Batch]):
             return self._of_loader(self._loader)
         return iter(self._batches)
 
+    def _begin_pass(self, loader: PerRank) -> None:
+        if self._passes or not loader.given:  # otherwise a restored pass goes on
+            loader.passes += 1
+        self._passes = loader.passes
+        loader.epoch = self._epoch = getattr(getattr(self._batches, "sampler", None), "epoch", None)
+
     def _of_loader(self, loader: PerRank) -> Generator[Batch]:
+        """The rest of the restored pass, and all passes up to the one that the script is in."""
+        if loader.passes < self._passes:
+            self._to_epoch(loader.epoch)
+        yield from self._of_pass(loader)
+        while loader.passes < self._passes:
+            loader.passes += 1
+            behind = self._passes - loader.passes
+            loader.epoch = None if self._epoch is None else self._epoch - behind
+            self._to_epoch(loader.epoch)
+            yield from self._of_pass(loader)
+
+    def _of_pass(self, loader: PerRank) -> Generator[Batch]:
         batches = iter(self._batches)
         while True:
             try:
@@ -142,6 +168,11 @@ class Batches(Generic[Batch]):
                 return
             loader.given += 1
             yield batch
+
+    def _to_epoch(self, epoch: int | None) -> None:
+        set_epoch = getattr(getattr(self._batches, "sampler", None), "set_epoch", None)
+        if epoch is not None and set_epoch is not None:
+            set_epoch(epoch)
 
     def _is_skipped(self, number: int) -> bool:
         return any(begin <= number < end for begin, end in self._spans)

@@ -9,7 +9,7 @@ import pytest
 
 from everstep.bus.background import in_background
 from everstep.bus.requests import RefusalError
-from everstep.messages import Done, DrainNode, Message, StopJob
+from everstep.messages import Done, DrainNode, Message, RestartJob, StopJob
 from everstep_services.agent.rendezvous_client import script_requests
 from everstep_services.agent.rendezvous_client.script_requests import ScriptRequests
 from tests.fakes.bus import MemoryBus, MemoryServer
@@ -31,7 +31,9 @@ class Script:
         words = ("--node-id", "n7", "--name", "j", "--preempt-grace", "60", "train.py")
         self.requests = ScriptRequests(plan(home, *words), self.bus, NotedClock(0.0), self._say)
 
-    def wants(self, kind: Literal["exclude", "stop"], *, round: int = 1, rank: int = 3) -> None:
+    def wants(
+        self, kind: Literal["exclude", "restart", "stop"], *, round: int = 1, rank: int = 3
+    ) -> None:
         self.requests.hear(Requested(round=round, rank=rank, kind=kind, reason="too hot"))
 
     async def until_answered(self) -> None:
@@ -40,7 +42,7 @@ class Script:
 
     @asynccontextmanager
     async def asking(self) -> AsyncIterator[None]:
-        handlers = {"drain": self._answer, "stop": self._answer}
+        handlers = dict.fromkeys(("drain", "restart", "stop"), self._answer)
         async with (
             self.bus.answer("rendezvous", handlers),
             in_background(self.requests.ask_for_ever()),
@@ -58,22 +60,28 @@ class Script:
         self.said.append((text, is_warning))
 
 
-@pytest.mark.parametrize("kind", ["exclude", "stop"])
+@pytest.mark.parametrize("kind", ["exclude", "restart", "stop"])
 async def test_rendezvous_is_asked_in_the_name_of_the_rank(
-    tmp_path: Path, kind: Literal["exclude", "stop"]
+    tmp_path: Path, kind: Literal["exclude", "restart", "stop"]
 ) -> None:
     script = Script(tmp_path, Done(text="round 1 ends"))
     async with script.asking():
         script.wants(kind)
         await script.until_answered()
     [question] = script.asked
-    assert isinstance(question, DrainNode if kind == "exclude" else StopJob)
+    assert isinstance(question, DrainNode | RestartJob | StopJob)
     assert (question.by, question.reason, question.origin) == ("rank 3 of n7", "too hot", "script")
     if isinstance(question, DrainNode):
         assert (question.node, question.within_s) == ("n7", 60.0)
-    what = {"exclude": "n7 be excluded", "stop": "the job be stopped"}[kind]
+    if isinstance(question, RestartJob):
+        assert (question.round, question.without_nodes) == (1, ())
+    wish = {
+        "exclude": "n7 be excluded",
+        "restart": "the ranks be restarted",
+        "stop": "the job be stopped",
+    }
     assert script.said == [
-        (f"rank 3 asks that {what}: too hot", False),
+        (f"rank 3 asks that {wish[kind]}: too hot", False),
         ("rendezvous does what rank 3 of n7 asks for: round 1 ends", False),
     ]
 
