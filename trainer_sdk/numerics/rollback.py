@@ -7,6 +7,7 @@ import time
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -16,7 +17,7 @@ from trainer_sdk.checkpoint.events import Reporter
 from trainer_sdk.checkpoint.job_context import read_job_context
 from trainer_sdk.checkpoint.rank_group import group_of_all
 from trainer_sdk.checkpoint.restore.quarantine import SuspectStates, quarantine_suspects
-from trainer_sdk.checkpoint.storage import Storage, StorageError, lasting, storage_for
+from trainer_sdk.checkpoint.storage import StorageError, lasting, storage_for
 from trainer_sdk.checkpoint.storage.checkpoints import stored_checkpoints
 from trainer_sdk.environment import environ
 from trainer_sdk.numerics.data import Batches
@@ -128,7 +129,7 @@ class Rollback:
         if self._storage is None:
             return "there is neither a checkpointer nor a root of checkpoints"
         assert act.before_step is not None
-        if not self._group.follow(_has_earlier(self._storage, act.before_step), bool):
+        if not self._group.follow(self._has_earlier(act.before_step), bool):
             return f"there is no checkpoint of a step before {act.before_step}"
         if why := self.skips.add(_on_course(act)):
             return f"it cannot be recorded: {why}"
@@ -145,16 +146,28 @@ class Rollback:
 
     def _finish(self) -> None:
         why = ""
-        reporter = Reporter(self._group.rank, self._session._link)  # noqa: SLF001 - one package
         try:
             for act in self.skips.unfinished:
-                suspects = SuspectStates(act.before_step or 0, act.course, act.reason)
-                quarantine_suspects(suspects, None, self._storage, self._group.rank, reporter)
-        except StorageError as error:
+                self._quarantine(act)
+        except (StorageError, OSError) as error:
             why = str(error)
         if why := self._group.follow(why, str):
             raise RestartNeededError(f"suspect checkpoints cannot be quarantined: {why}")
         self.skips.quarantined()
+
+    def _has_earlier(self, step: int) -> bool:
+        """Whether there is a checkpoint of an earlier step; what rank 0 returns counts."""
+        return self._storage is not None and any(
+            there.step < step and there.manifest is not None and there.quarantined is None
+            for there in stored_checkpoints(self._storage)
+        )
+
+    def _quarantine(self, act: ActRecord) -> None:
+        """Quarantine what a roll-back must not restore; all ranks call it."""
+        images = Path(read_job_context(environ).images)
+        suspects = SuspectStates(act.before_step or 0, act.course, act.reason)
+        reporter = Reporter(self._group.rank, self._session._link)  # noqa: SLF001 - one package
+        quarantine_suspects(suspects, images, self._storage, self._group.rank, reporter)
 
     def _await_restart(self, reason: str) -> NoReturn:
         if not self._group.rank:
@@ -195,10 +208,3 @@ def _on_course(act: ActRecord) -> ActRecord:
     about = read_job_context(environ)
     course = (about.round, 0) if about.is_counted else _ANY_COURSE
     return msgspec.structs.replace(act, course=course)
-
-
-def _has_earlier(storage: Storage, step: int) -> bool:
-    return any(
-        there.step < step and there.manifest is not None and there.quarantined is None
-        for there in stored_checkpoints(storage)
-    )
