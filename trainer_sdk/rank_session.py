@@ -16,7 +16,7 @@ from trainer_sdk.sections import Section, seconds_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, MutableMapping
     from types import TracebackType
     from typing import Any, Literal
 
@@ -206,7 +206,10 @@ class Session:
         return self._kernels.start()
 
     def numerics(
-        self, state: "Mapping[str, Any]", batches: "Iterable[Any] | None" = None, **choices: "Any"
+        self,
+        state: "MutableMapping[str, Any]",
+        batches: "Iterable[Any] | None" = None,
+        **choices: "Any",
     ) -> "Numerics":
         """Look at the results of each step, and decide which steps count: see `Numerics`."""
         from trainer_sdk.numerics.numerics import Numerics

@@ -1,38 +1,38 @@
 """`Numerics`, the class that decides which steps of a training count."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args
 
 import torch
 
 from trainer_sdk.checkpoint import arguments
+from trainer_sdk.numerics.actions import NumericsActions, StepCase, StepDecision
 from trainer_sdk.numerics.agreement import LocalView, RankAgreement, bits, new_case, number
 from trainer_sdk.numerics.data import Batches
-from trainer_sdk.numerics.events import (
-    ActedEvent,
-    JudgedEvent,
-    NumericsReporter,
-    SuspectedEvent,
-    finite,
-    listed,
-)
+from trainer_sdk.numerics.determinism import DeterminismCounts
+from trainer_sdk.numerics.events import CountedEvent, NumericsReporter, ResultCount
 from trainer_sdk.numerics.examination import StepExamination
-from trainer_sdk.numerics.judgement import ROUNDING, RankResults, ResultJudgement, judge
-from trainer_sdk.numerics.policy import Action, Mode, NumericsAct, NumericsPolicy, default_policy
+from trainer_sdk.numerics.judgement import ROUNDING, ResultJudgement, judge
+from trainer_sdk.numerics.policy import Action, Mode, NumericsPolicy, default_policy
 from trainer_sdk.numerics.replay import NO_BATCH, OwnGradients, StepCall
+from trainer_sdk.numerics.replica_hash import HASH_EVERY, ReplicaHash
+from trainer_sdk.numerics.rollback import Rollback
 from trainer_sdk.numerics.snapshot import RandomStates, Snapshot, TrainingParts
-from trainer_sdk.numerics.statistics import ResultWatch, Signal, UnexpectedResult
+from trainer_sdk.numerics.statistics import ResultWatch, UnexpectedResult
 from trainer_sdk.numerics.values import StepReader, StepValues
 
 if TYPE_CHECKING:
+    from trainer_sdk.checkpoint.checkpointer import Checkpointer
     from trainer_sdk.rank_session import Session
 
 Result = TypeVar("Result")
 _READS: Final = ("late", "now")
 _ALIKE_MOST: Final = 3
 """More unexpected steps than these in a row are neither run again nor reported."""
-_EXPECTED, _UNEXPECTED = 0, 1
+_COUNTED_EVERY_S: Final = 60.0
+_ACCEPTED = StepDecision(is_accepted=True)
 
 
 class Numerics:
@@ -53,13 +53,17 @@ class Numerics:
     def __init__(  # noqa: PLR0913 - each is a choice of the training
         self,
         session: "Session",
-        state: Mapping[str, Any],
+        state: MutableMapping[str, Any],
         batches: Iterable[Any] | None = None,
         *,
         mode: Mode = "observe",
         validate_every: int = 0,
+        hash_every: int = HASH_EVERY,
         read: Literal["late", "now"] = "late",
         replicas: Any = None,
+        checkpointer: "Checkpointer | None" = None,
+        root: str = "",
+        rollback: Rollback | None = None,
         transient: Action | None = None,
         persistent: Action | None = None,
         unexpected: Action | None = None,
@@ -68,11 +72,12 @@ class Numerics:
         budget: int = 3,
         elsewhere: Literal["report", "move"] = "report",
     ) -> None:
-        arguments.state(state)
+        arguments.state(state, is_filled=checkpointer is not None)
         arguments.one_of("mode", mode, get_args(Mode))
         arguments.one_of("read", read, _READS)
         self._mode = mode
         self._validate_every = arguments.whole("validate_every", validate_every)
+        self._hash_every = arguments.whole("hash_every", hash_every)
         chosen = {
             "transient": transient,
             "persistent": persistent,
@@ -85,33 +90,53 @@ class Numerics:
         budget = arguments.whole("budget", budget)
         self._policy = NumericsPolicy(**choices, budget=budget, elsewhere=elsewhere)
         self._session = session
-        self._batches = Batches(() if batches is None else batches, state)
         self._is_on = mode != "disabled"
         self._watch = ResultWatch()
         self._reader = StepReader(waits=read == "now")
         self._calls: list[StepCall] = []
         self._before: Snapshot | None = None
         self._counting = _StepNumbers(session)
+        self._asked: object = None
         self._alike = 0
-        self._last: tuple[str, tuple[int, ...]] | None = None
-        """Kind and ranks of the last judgement, while nothing else was judged."""
-        self._judged_alike = 0
+        self._step_news, self._replica_news = _News(), _News()
+        self._hashed_at = self._equal_at = 0
+        """The steps of the last hashes, and of the last hashes that were equal."""
+        if rollback is None:
+            rollback = Rollback(state, session, checkpointer=checkpointer, root=root)
+        self._batches = _batches_of(batches, state, rollback)
         if self._is_on:
-            self._begin(state, replicas)
+            self._begin(state, replicas, rollback)
 
-    def _begin(self, state: Mapping[str, Any], replicas: Any) -> None:
+    def _begin(self, state: Mapping[str, Any], replicas: Any, rollback: Rollback) -> None:
         self._parts = TrainingParts(state)
         self._parameters = list(self._parts.parameters())
         self._own = OwnGradients(self._parts)
         self._agreement = RankAgreement()
         self._examination = StepExamination(self._parts, self._agreement, replicas)
-        self._reporter = NumericsReporter(self._agreement.ranks.rank, self._session._link)  # noqa: SLF001 - one package
+        ranks = self._agreement.ranks
+        self._reporter = NumericsReporter(ranks.rank, self._session._link)  # noqa: SLF001 - one package
+        self._counts = DeterminismCounts(self._parts.groups)
+        self._counted_at = monotonic()
+        self._steps = 0
+        self._replicas = ReplicaHash(
+            self._parts.named,
+            self._parts.groups,
+            self._parts.group_of,
+            self._parts.modules,
+            ranks,
+            replicas,
+        )
+        self._actions = NumericsActions(
+            self._policy, rollback, self._batches, self._reporter, ranks.size
+        )
 
     def __iter__(self) -> Iterator[Any]:
         """The batches of one pass; those of a refused step come again."""
-        for batch in self._batches:
+        for batch in self._batches or ():
             self._counting.settle()
             yield batch
+        if self._is_on and self._counts.again:
+            self._report_counts()
 
     def compute(self, function: Callable[..., Result], batch: Any = NO_BATCH) -> Result:
         """Return what the function returns: the loss, or a tuple that begins with it.
@@ -142,27 +167,38 @@ class Numerics:
         if not self._is_on:
             return True
         step = self._counting.next_step()
+        self._equal_at = self._equal_at or step
         self._reader.add(step, loss, grad_norm, self._rate() if lr is None else lr)
         arrived = self._reader.arrived()
         unexpected = self._look(arrived)
-        severity = _EXPECTED if unexpected is None else _UNEXPECTED
-        (severity,) = self._agreement.highest([severity])
-        if severity == _EXPECTED and not self._is_validated(step):
+        is_waiting = self._replicas.is_pending and not self._replicas.is_ready()
+        is_unexpected, is_waiting = map(
+            bool, self._agreement.highest([unexpected is not None, is_waiting])
+        )
+        decision = _ACCEPTED
+        if self._replicas.is_pending and not is_waiting:
+            decision = self._compare_replicas(step)
+        if not is_unexpected:
             self._alike = 0
+        if decision.is_accepted and (is_unexpected or self._is_validated(step)):
+            with self._session.section("numerics", "evaluation"):
+                decision = self._examine(step, unexpected)
+        if decision.is_accepted:
             return self._accept(step, arrived)
-        with self._session.section("numerics", "evaluation"):
-            if self._examine(step, unexpected):
-                return self._accept(step, arrived)
-        self._refuse(step)
+        is_back = decision.to_step is not None
+        self._refuse(step - 1 if decision.to_step is None else decision.to_step, is_back=is_back)
         return False
 
     def state_dict(self) -> dict[str, Any]:
         """The statistics of this rank."""
-        return {self._key: (self._watch.state_dict(),)}
+        self._asked = (self._watch.state_dict(),)
+        return {self._key: self._asked}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with these statistics."""
-        self._watch.load_state_dict(state[self._key][0])
+        """Continue with these statistics; they begin anew with another world size."""
+        whole = state[self._key]
+        if whole is not self._asked:
+            self._watch.load_state_dict(whole[0])
 
     @property
     def _key(self) -> str:
@@ -178,6 +214,25 @@ class Numerics:
             return True
         every = self._validate_every
         return self._mode == "validate_results" and every > 0 and step % every == 0
+
+    def _is_hashed(self, step: int) -> bool:
+        every, replicas = self._hash_every, self._replicas
+        is_due = every > 0 and step % every == 0
+        return is_due and replicas.has_replicas and not replicas.is_pending
+
+    def _report_counts(self) -> None:
+        self._counted_at = monotonic()
+        results = tuple(
+            ResultCount(
+                name=name,
+                compared=count.compared,
+                different=count.different,
+                largest=count.largest,
+            )
+            for name, count in self._counts.variations.items()
+        )
+        again = self._counts.again
+        self._reporter.report(CountedEvent(steps=self._steps, again=again, results=results))
 
     def _rate(self) -> float | None:
         for optimizer in self._parts.optimizers:
@@ -200,9 +255,16 @@ class Numerics:
             self._watch.learn(values.step, values.loss, values.grad_norm, values.lr)
             self._show("loss", values.loss)
             self._show("grad_norm", values.grad_norm)
-        self._batches.taken(step)
+        if self._batches is not None:
+            self._batches.taken(step)
         self._counting.made(step)
         self._forget()
+        self._steps += 1
+        if self._is_hashed(step):
+            self._hashed_at = step
+            self._replicas.start()
+        if self._counts.again and monotonic() - self._counted_at > _COUNTED_EVERY_S:
+            self._report_counts()
         return True
 
     def _show(self, name: Literal["loss", "grad_norm"], value: float | None) -> None:
@@ -214,9 +276,18 @@ class Numerics:
             self._session.report(f"{name}_low", band.low)
             self._session.report(f"{name}_high", band.high)
 
-    def _refuse(self, step: int) -> None:
-        self._batches.again()
-        self._counting.refused(step)
+    def _refuse(self, made: int, *, is_back: bool) -> None:
+        """The training goes on after the step `made`."""
+        if is_back:
+            self._alike = 0
+            self._step_news, self._replica_news = _News(), _News()
+            self._reader.forget()
+            if self._replicas.is_pending:
+                self._replicas.finish()
+            self._equal_at = made + 1
+            for parameter in self._parameters:
+                parameter.grad = None
+        self._counting.refused(made)
         self._forget()
 
     def _forget(self) -> None:
@@ -224,36 +295,59 @@ class Numerics:
         self._before = None
         self._own.clear()
 
-    def _examine(self, step: int, sighting: "_Sighting | None") -> bool:
-        """Find out what computed the step's results, and act; whether the step counts."""
+    def _examine(self, step: int, sighting: "_Sighting | None") -> StepDecision:
+        """Find out what computed the step's results, and act."""
         views = self._agreement.ranks.gather(self._view(step, sighting), LocalView)
-        case = views[0].case
-        suspects = [rank for rank, view in enumerate(views) if view.signal]
-        unexpected = _chosen(views)
+        suspects = tuple(rank for rank, view in enumerate(views) if view.signal)
+        doubt = StepCase(case=views[0].case, step=step, unexpected=_chosen(views), ranks=suspects)
         self._alike = self._alike + 1 if suspects else 0
         if self._alike > _ALIKE_MOST:
-            return True
-        if unexpected is not None:
-            self._report_suspicion(case, step, unexpected, suspects)
+            return _ACCEPTED
+        self._actions.report_suspicion(doubt)
         calls = {view.calls for view in views}
         if len(calls) > 1 or not min(calls) or self._before is None:
-            return True
+            return self._act_unjudged(doubt)
         before = self._before
         results = self._examination.run(self._calls, before, self._own)
-        is_exact = all(view.is_exact for view in views)
-        rounding = 0.0 if is_exact else ROUNDING
-        judgement = judge(unexpected, results, self._parts.groups, rounding)
-        if self._mode == "report_determinism_stats" or not self._is_news(judgement):
-            return True
+        self._counts.add(results)
+        rounding = 0.0 if all(view.is_exact for view in views) else ROUNDING
+        judgement = judge(doubt.unexpected, results, self._parts.groups, rounding)
+        if self._mode == "report_determinism_stats" or not self._step_news.has(judgement):
+            return _ACCEPTED
         assert judgement is not None
-        return self._act(case, step, unexpected, judgement, results)
+        self._actions.report_judgement(doubt, judgement, results, self._examination.places)
+        return self._actions.act(doubt, judgement, is_judged=True, put_back=self._put_back)
 
-    def _is_news(self, judgement: ResultJudgement | None) -> bool:
-        """Whether there is a judgement, and not the same as of the last steps."""
-        last = None if judgement is None else (judgement.kind, judgement.ranks)
-        self._judged_alike = self._judged_alike + 1 if last == self._last else 1
-        self._last = last
-        return last is not None and self._judged_alike <= _ALIKE_MOST
+    def _compare_replicas(self, step: int) -> StepDecision:
+        """Read the hashes that were begun some steps ago, and act if replicas differ."""
+        judgement = self._replicas.finish()
+        if not self._replica_news.has(judgement):
+            self._equal_at = self._hashed_at if judgement is None else self._equal_at
+            return _ACCEPTED
+        assert judgement is not None
+        (case,) = self._agreement.ranks.follow([new_case()], list[str])
+        unexpected = UnexpectedResult("replicas_differ", 0.0, None, None, self._equal_at)
+        doubt = StepCase(case=case, step=step, unexpected=unexpected, ranks=judgement.ranks)
+        self._actions.report_suspicion(doubt)
+        self._actions.report_judgement(doubt, judgement, (), self._examination.places)
+        return self._actions.act(doubt, judgement, is_judged=True, put_back=self._put_back)
+
+    def _act_unjudged(self, doubt: StepCase) -> StepDecision:
+        """The step cannot be run again: act as for a result that comes again everywhere."""
+        if doubt.unexpected is None:
+            return _ACCEPTED
+        text = f"{doubt.signal} of {doubt.unexpected.value:.6g}, and the step was not run again"
+        judgement = ResultJudgement("correct_but_unexpected", doubt.ranks, "", text)
+        return self._actions.act(doubt, judgement, is_judged=False, put_back=self._put_back)
+
+    def _put_back(self) -> None:
+        """Make the state as it was before the step."""
+        if self._before is not None:
+            self._before.put_back()
+        if self._batches is not None:
+            self._batches.again()
+        for scaler in self._parts.scalers:
+            scaler._per_optimizer_states.clear()  # noqa: SLF001 - it has seen the refused step
 
     def _view(self, step: int, sighting: "_Sighting | None") -> LocalView:
         is_present = sighting is None or sighting.step == step
@@ -269,92 +363,6 @@ class Numerics:
             is_exact=torch.are_deterministic_algorithms_enabled(),
         )
 
-    def _act(
-        self,
-        case: str,
-        step: int,
-        unexpected: UnexpectedResult | None,
-        judgement: ResultJudgement,
-        results: list[RankResults],
-    ) -> bool:
-        """Do what the policy wants; whether the step counts."""
-        signal: Signal = unexpected.signal if unexpected else "results_differ"
-        moved_at = unexpected.moved_at if unexpected else step
-        span = self._batches.span(moved_at)
-        act = self._policy.decide(judgement, moved_at=moved_at, span=span, earlier=(), taken=0)
-        self._report_judgement(case, step, signal, judgement, results)
-        outcome: Literal["done", "observed", "refused"] = "observed"
-        if act.action == "again":
-            assert self._before is not None
-            self._before.put_back()
-            for scaler in self._parts.scalers:
-                scaler._per_optimizer_states.clear()  # noqa: SLF001 - it has seen the refused step
-            outcome = "done"
-        self._report_act(case, step, act, outcome)
-        return act.action != "again"
-
-    def _report_suspicion(
-        self, case: str, step: int, unexpected: UnexpectedResult, ranks: list[int]
-    ) -> None:
-        everyone = len(ranks) == self._agreement.ranks.size
-        self._reporter.report(
-            SuspectedEvent(
-                case=case,
-                step=step,
-                signal=unexpected.signal,
-                moved_at=unexpected.moved_at,
-                rank=ranks[0] if len(ranks) == 1 else None,
-                ranks=() if everyone else listed(ranks),
-                value=finite(unexpected.value),
-                low=finite(unexpected.low),
-                high=finite(unexpected.high),
-            )
-        )
-
-    def _report_judgement(
-        self,
-        case: str,
-        step: int,
-        signal: Signal,
-        judgement: ResultJudgement,
-        results: list[RankResults],
-    ) -> None:
-        shown = next((result for result in results if result.rank in judgement.ranks), None)
-        positions = self._batches.position or (None, None)
-        self._reporter.report(
-            JudgedEvent(
-                case=case,
-                step=step,
-                signal=signal,
-                kind=judgement.kind,
-                reason=judgement.reason,
-                ranks=listed(judgement.ranks),
-                node=shown.node if shown else "",
-                device=shown.device if shown else "",
-                group=judgement.group,
-                first=finite(shown.first.loss) if shown else None,
-                again=tuple(finite(result.loss) for result in shown.again) if shown else (),
-                elsewhere=finite(shown.elsewhere.loss) if shown and shown.elsewhere else None,
-                elsewhere_by=shown.elsewhere_by if shown else None,
-                samples_from=positions[0],
-                samples_to=positions[1],
-            )
-        )
-
-    def _report_act(self, case: str, step: int, act: NumericsAct, outcome: str) -> None:
-        positions = act.span or (None, None)
-        self._reporter.report(
-            ActedEvent(
-                case=case,
-                step=step,
-                action=act.action,
-                outcome=outcome,
-                reason=act.reason,
-                samples_from=positions[0],
-                samples_to=positions[1],
-            )
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class _Sighting:
@@ -362,6 +370,21 @@ class _Sighting:
 
     step: int
     unexpected: UnexpectedResult
+
+
+class _News:
+    """Tells a judgement from the same one of the last times."""
+
+    def __init__(self) -> None:
+        self._last: tuple[str, tuple[int, ...]] | None = None
+        self._times = 0
+
+    def has(self, judgement: ResultJudgement | None) -> bool:
+        """Whether there is a judgement, and not the same for some times already."""
+        last = None if judgement is None else (judgement.kind, judgement.ranks)
+        self._times = self._times + 1 if last == self._last else 1
+        self._last = last
+        return last is not None and self._times <= _ALIKE_MOST
 
 
 class _StepNumbers:
@@ -384,17 +407,25 @@ class _StepNumbers:
         """The step counts."""
         self._made, self._counted = step, self._session.steps_made
 
-    def refused(self, step: int) -> None:
-        """The step does not count, and neither does the script's call after it."""
-        self._made, self._refused = step - 1, True
-        self._counted = step - 1
-        self._session._step = step - 2  # noqa: SLF001 - one package
+    def refused(self, made: int) -> None:
+        """Go on after step `made`; the script's call after the refused step does not count."""
+        self._made = self._counted = made
+        self._refused = True
+        self._session._step = made - 1  # noqa: SLF001 - one package
 
     def settle(self) -> None:
         """The refused step is over, whether the script has counted it or not."""
         if self._refused:
             self._refused = False
             self._session._step = self._made  # noqa: SLF001 - one package
+
+
+def _batches_of(
+    batches: Iterable[Any] | None, state: Mapping[str, Any], rollback: Rollback
+) -> "Batches[Any] | None":
+    if batches is None or isinstance(batches, Batches):
+        return batches
+    return Batches(batches, state, rollback.skips.spans)
 
 
 def _chosen(views: list[LocalView]) -> UnexpectedResult | None:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from trainer_sdk.numerics.judgement import StepResult
+from trainer_sdk.numerics.replica_hash import bits_sum
 from trainer_sdk.numerics.snapshot import RandomStates, Snapshot, TrainingParts, local
 
 NO_BATCH: Any = object()
 _MIX = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class StepCall:
@@ -149,14 +149,6 @@ def deviation(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -
     rest = sum(float(square_sum(one - factor * other)) for one, other, _ in pairs)
     relative = math.sqrt(rest / squares) / factor
     return relative if relative > max(1e-5, *(eps for _, _, eps in pairs)) else 0.0
-
-
-def bits_sum(tensor: Tensor) -> Tensor:
-    """The sum of a tensor's bits, as integers: equal for equal bits, in any order of addition."""
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
-    integers = _INTEGERS[tensor.element_size()]
-    return tensor.contiguous().view(integers).sum(dtype=torch.int64)
 
 
 def square_sum(tensor: Tensor) -> Tensor:

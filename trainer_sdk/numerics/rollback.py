@@ -71,6 +71,11 @@ class Rollback:
         if checkpointer is None and self.skips.unfinished:
             self._finish_killed()
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether `back_to` returns, and the training goes on in this process."""
+        return self._checkpointer is not None
+
     def back_to(
         self,
         moved_at: int,

@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from trainer_sdk.numerics.replica_hash import local_part
 from trainer_sdk.numerics.unsharded import unsharded_parameters
 
 GROUPS_MOST = 64
@@ -156,9 +157,7 @@ def _copied(gradients: list[Tensor | None]) -> list[Tensor | None]:
 
 def local(tensor: Tensor) -> Tensor:
     """The part of a distributed tensor on this rank; the values of a sparse one."""
-    to_local = getattr(tensor, "to_local", None)
-    if to_local is not None:
-        tensor = to_local()
+    tensor = local_part(tensor)
     if tensor.is_sparse:
         tensor = tensor.coalesce().values()
     return tensor.detach()

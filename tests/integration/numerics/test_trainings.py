@@ -25,7 +25,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
         run = subprocess.run(arguments, capture_output=True, text=True, timeout=170, check=False)
         assert run.returncode == 0, run.stderr
         files = [Path(folder) / f"rank-{rank}.json" for rank in range(WORLD)]
-        yield [json.loads(file.read_text()) for file in files]
+        yield [{"kind": request.param, **json.loads(file.read_text())} for file in files]
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,19 @@ def test_nothing_is_done_where_numerics_only_observe(ranks: Ranks) -> None:
     assert suspected[0]["step"] == FAULTY_STEP
 
 
+def test_a_replica_whose_parameters_differ_is_named(ranks: Ranks) -> None:
+    suspected, judged = events(ranks, "replica", "suspected"), events(ranks, "replica", "judged")
+    if suspected:  # with FSDP alone there are no replicas
+        assert suspected[0]["signal"] == "replicas_differ"
+        assert suspected[0]["moved_at"] < suspected[0]["step"]
+        assert judged[0]["kind"] == "replica_differs"
+        assert FAULTY_RANK in judged[0]["ranks"]
+    assert bool(suspected) is (ranks[0]["kind"] in ("ddp", "hsdp"))
+
+
 def test_only_the_first_rank_reports(ranks: Ranks) -> None:
     for rank in ranks[1:]:
-        assert not any(case["events"] for case in rank.values())
+        assert not any(case["events"] for case in rank.values() if isinstance(case, dict))
 
 
 def events(ranks: Ranks, name: str, kind: str) -> list[dict[str, Any]]:

@@ -36,7 +36,8 @@ class Case:
 
     name: str
     fault: str = ""
-    """`nan` or `scale` an activation, or scale the `gradient` of one; empty for none."""
+    """`nan` or `scale` an activation, scale the `gradient` of one, or change a bit of a
+    `parameter`; empty for none."""
     is_persistent: bool = False
     rank: int = 1
     choices: dict[str, Any]
@@ -53,6 +54,7 @@ CASES = [
     Case(name="persistent scale", fault="scale", is_persistent=True, choices=CHECKED),
     Case(name="persistent gradient", fault="gradient", is_persistent=True, choices=CHECKED),
     Case(name="observed nan", fault="nan", choices={"mode": "observe"}),
+    Case(name="replica", fault="parameter", choices={"mode": "observe", "hash_every": 2}),
     Case(name="undisturbed micro", choices={"mode": "disabled"}, micro_batches=2),
     Case(name="transient micro", fault="scale", choices=CHECKED, micro_batches=2),
     Case(
@@ -69,9 +71,17 @@ class Device:
         self.step = 0
         self._is_due = bool(case.fault) and dist.get_rank() == case.rank
 
+    @torch.no_grad()
+    def keep(self, module: nn.Module) -> None:
+        """Keep the parameters, or change a bit of one."""
+        if self._is_due and self.step == FAULTY_STEP and self._case.fault == "parameter":
+            parameter = next(module.parameters())
+            local = getattr(parameter, "_local_tensor", parameter)
+            local.view(torch.int32).view(-1)[0] ^= 1 << 20
+
     def compute(self, values: Tensor) -> Tensor:
         """The values, or wrong ones."""
-        if not self._is_due or self.step < FAULTY_STEP:
+        if not self._is_due or self.step < FAULTY_STEP or self._case.fault == "parameter":
             return values
         if not self._case.is_persistent:
             self._is_due = False
@@ -197,6 +207,7 @@ def trained(kind: str, case: Case) -> dict[str, Any]:
             if numerics.accepts(loss=loss, grad_norm=norm):
                 losses.append(loss)
                 optimizer.step()
+                device.keep(training.module)
             optimizer.zero_grad()
             run.step()
             loss = 0.0
@@ -215,7 +226,7 @@ def trained(kind: str, case: Case) -> dict[str, Any]:
 
 
 def _digest(module: nn.Module) -> list[float]:
-    values = [*module.parameters(), *module.buffers()]
+    values = [value.detach() for value in (*module.parameters(), *module.buffers())]
     return [float(getattr(value, "_local_tensor", value).double().sum()) for value in values]
 
 
