@@ -26,10 +26,13 @@ ROUNDING: Final = 1e-2
 _Computer = tuple[str, int]
 """The rank, or the ranks that compute one replica together."""
 
-_FAR = 20.0
+_FAR = 4.0
 """A fault is this much larger than the largest difference between two re-runs of any rank."""
-_FAR_ALONE = 100.0
-"""The same where a single rank's two re-runs are all there is to compare with."""
+_FAR_ALONE = 96.0
+"""Added to it where a single rank's re-runs are all there is to compare with. The more ranks there
+are, the surer the largest of their differences is not far below the usual one."""
+_FAR_APART = 100.0
+"""How much more a rank's re-runs differ than those of others, if it alone is at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +91,15 @@ def judge(
     results: Sequence[RankResults],
     groups: Sequence[str],
     rounding: float = ROUNDING,
+    usual_loss: float = 0.0,
 ) -> ResultJudgement | None:
     """Return the judgement; None if a step with an expected result was reproduced.
 
     `rounding` is 0.0 where the training uses deterministic algorithms: then every bit counts.
+    Otherwise differences are relative to the result, or to `usual_loss` if that is larger.
     """
     results = sorted(results, key=lambda result: result.rank)
-    comparison = _Comparison(results, groups, rounding)
+    comparison = _Comparison(results, groups, rounding, usual_loss)
     return (
         _not_reproduced(results, comparison)
         or _differs_elsewhere(unexpected, results, comparison)
@@ -129,19 +134,26 @@ class _Comparison:
     """Tells results apart by more than rounding does."""
 
     def __init__(
-        self, results: Sequence[RankResults], groups: Sequence[str], rounding: float
+        self,
+        results: Sequence[RankResults],
+        groups: Sequence[str],
+        rounding: float,
+        usual_loss: float,
     ) -> None:
         self._groups = groups
         self._is_exact = rounding == 0.0
         self._rounding = rounding
-        far = _FAR if len(results) > 1 else _FAR_ALONE
+        # A sum that cancels out is small, and its rounding is not.
+        self._loss = max(usual_loss, _usual(result.first.loss for result in results))
+        self._norm = _usual(result.first.norm or 0.0 for result in results)
+        far = _FAR + _FAR_ALONE / max(1, len(results)) ** 2
         self._noise = 0.0 if self._is_exact else far * max(map(self._repeated, results), default=0)
 
     def differ(self, first: StepResult, second: StepResult) -> bool:
         """Whether two results of the same input differ by more than rounding."""
         if self._is_exact:
             return _bits_differ(first, second)
-        return _distance(first, second) > max(self._rounding, self._noise)
+        return self._distance(first, second) > max(self._rounding, self._noise)
 
     def irreproducible(self, results: Sequence[RankResults]) -> list[RankResults]:
         """Return the ranks whose re-runs differ from each other by more than rounding."""
@@ -159,7 +171,7 @@ class _Comparison:
     def is_apart(self, result: RankResults, others: Iterable[RankResults]) -> bool:
         """Whether a rank's re-runs differ far more than those of the others do."""
         usual = [self._repeated(other) for other in others]
-        return len(usual) > 1 and self._repeated(result) > _FAR_ALONE * median(usual)
+        return len(usual) > 1 and self._repeated(result) > _FAR_APART * median(usual)
 
     def first_group(self, pairs: Iterable[tuple[StepResult, StepResult]]) -> str:
         if not self._is_exact:
@@ -184,11 +196,16 @@ class _Comparison:
         ranks = min(filter(None, parts), key=len, default=())
         return () if len(ranks) == world > 1 else ranks
 
-    @staticmethod
-    def _repeated(result: RankResults) -> float:
+    def _repeated(self, result: RankResults) -> float:
         if len(result.again) < 2:
             return 0.0
-        return _distance(result.again[0], result.again[1])
+        return self._distance(result.again[0], result.again[1])
+
+    def _distance(self, first: StepResult, second: StepResult) -> float:
+        distance = relative_difference(first.loss, second.loss, self._loss)
+        if first.norm is not None and second.norm is not None:
+            distance = max(distance, relative_difference(first.norm, second.norm, self._norm))
+        return distance
 
 
 def _not_reproduced(
@@ -337,20 +354,20 @@ def _bits_differ(first: StepResult, second: StepResult) -> bool:
     )
 
 
-def _distance(first: StepResult, second: StepResult) -> float:
-    distance = relative_difference(first.loss, second.loss)
-    if first.norm is not None and second.norm is not None:
-        distance = max(distance, relative_difference(first.norm, second.norm))
-    return distance
+def _usual(values: Iterable[float]) -> float:
+    return median([abs(value) for value in values if math.isfinite(value)] or [0.0])
 
 
-def relative_difference(first: float, second: float) -> float:
-    """Return the relative difference; infinite if only one of them is a number."""
+def relative_difference(first: float, second: float, least: float = 0.0) -> float:
+    """Return the difference relative to the larger value, or to `least` if that is larger still.
+
+    It is infinite if only one of them is a finite number.
+    """
     if first == second or (math.isnan(first) and math.isnan(second)):
         return 0.0
     if not (math.isfinite(first) and math.isfinite(second)):
         return math.inf
-    return abs(first - second) / max(abs(first), abs(second))
+    return abs(first - second) / max(abs(first), abs(second), least)
 
 
 def _first_difference(hashes: Sequence[tuple[int, ...]], groups: Sequence[str]) -> str:

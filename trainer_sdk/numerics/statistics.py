@@ -133,6 +133,12 @@ class ResultWatch:
         """Return the values that are expected next; None while there are too few."""
         return self._values(name).band(self._spreads(None))
 
+    @property
+    def usual_loss(self) -> float:
+        """How large losses are, and how far apart; 0 while there are too few."""
+        band = self._loss.band(1.0)
+        return max(abs(band.low), abs(band.high)) if band else 0.0
+
     def state_dict(self) -> dict[str, Any]:
         """The values of the window, for a checkpoint."""
         return {
