@@ -271,9 +271,11 @@ class Agent:
         order = self.order
         if order is not None and self._works_on(order):
             rng, self.running_state = self.fleet.rng, "failed"
+            event = rng.choice(["rank_exited", "rank_exited", "rank_stalled", "start_failed"])
             self.report(
                 order,
-                rng.choice(["rank_exited", "rank_exited", "rank_stalled", "start_failed"]),
+                event,
+                asks=self.fleet.of_moves.choice(["", "move"]) if event == "rank_exited" else "",
                 rank=order.first_rank,
                 exit_code=rng.choice([1, 2]),
                 fingerprint=rng.choice(["", "secondary:x", f"f{rng.randrange(3)}"]),

@@ -53,6 +53,7 @@ class Fleet:
         self.forgets = forgets
         self.rng = random.Random(seed)
         self.of_tests = random.Random(f"network tests {seed}")
+        self.of_moves = random.Random(f"moves {seed}")
         self.slow_node = self.of_tests.choice(["", "n0", "n1", "n2"])
         self.now = 0.0
         self.revision = 0

@@ -57,6 +57,9 @@ class Record:
         self.distrusted = 0
         self.measured = 0
         self.sent_away = 0
+        self.moved = 0
+        self._nodes: dict[int, str] = {}
+        """The holders of the slots of the newest round."""
 
     def forgotten(self, document: RoundDocument | None) -> None:
         """The document is lost, with the facts in it: rounds go on that none tells of."""
@@ -162,6 +165,7 @@ class Record:
                 fact = decode(text.encode())
                 assert isinstance(fact, RoundEnded)
                 self._ended(fact)
+        self._moves(document)
         slots = [seat.slot for seat in document.seats if seat.slot is not None]
         assert len(slots) == len(set(slots)), f"two holders of a slot: {document.seats}"
         assert document.round >= self._round, "a round number was used again"
@@ -176,6 +180,21 @@ class Record:
         if document.round > self._round and has_formed:
             self._forms(document)
         self._round = document.round
+
+    def _moves(self, document: RoundDocument) -> None:
+        """Ranks that ask for it move to other nodes; that costs no restart but if nothing came."""
+        nodes = {seat.slot: seat.node for seat in document.seats if seat.slot is not None}
+        incident = document.incident
+        if incident is not None and incident.asks == "move":
+            if incident.is_decided and not document.is_moved:
+                raise AssertionError("a move was decided, and is not remembered")
+            if document.round > self._round and document.phase == "forming":
+                self.moved += 1
+                alone = len(nodes) == 1 and self._nodes == nodes
+                stays = [node for slot, node in nodes.items() if self._nodes.get(slot) == node]
+                assert not stays or alone, f"{stays} have the ranks that asked to move"
+        if nodes:
+            self._nodes = nodes
 
     def _runs(self, document: RoundDocument) -> None:
         members = {seat.slot for seat in document.seats if seat.stage in WORKING}

@@ -14,6 +14,9 @@ from trainer_sdk import layout
 _TEXT_BYTES = 4096
 _TRACEBACK_BYTES = 65536
 _LONGEST_CHAIN = 16
+_ASKS = {16: "move", 17: "stop"}
+_ASKING = ("trainer_sdk.numerics", "megatron.core.rerun_state_machine")
+"""The modules by which these exit codes are meant; in any other script they mean nothing."""
 _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 """Torch has a recorder of its own for NCCL."""
 
@@ -29,6 +32,7 @@ def write(error: BaseException, environ: Mapping[str, str], folder: str) -> None
         "place": _place(error),
         "at": now.isoformat(),
         "chain": _chain(error),
+        "asks": _asks(error),
     }
     _replace(os.path.join(folder, layout.ERROR_FILE), ours)
     path = environ.get("TORCHELASTIC_ERROR_FILE", "")
@@ -75,6 +79,13 @@ def _name(error: BaseException) -> str:
 
 def _full(kind: type[BaseException]) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _asks(error: BaseException) -> str:
+    """What the script asks for by its exit code; empty for nothing."""
+    is_meant = isinstance(error, SystemExit) and any(name in sys.modules for name in _ASKING)
+    code = error.code if isinstance(error, SystemExit) else None
+    return _ASKS.get(code, "") if is_meant and isinstance(code, int) else ""
 
 
 def _text(error: BaseException) -> str:

@@ -254,3 +254,42 @@ def test_nothing_is_left_below_zero_where_a_limit_only_advises() -> None:
     assert [decision.action for decision in decisions] == ["restart"] * 7
     assert {budget.left for decision in decisions[3:] for budget in decision.budgets[-1:]} == {0}
     assert "0 of 3 rounds without known progress left" in decisions[-1].reason
+
+
+def move(**fields: object) -> RoundFailure:
+    return failure(cause="numerics", asks="move", exit_code=16, **fields)
+
+
+def test_ranks_that_ask_for_other_nodes_cost_no_restart_while_the_training_goes_on() -> None:
+    found = run([move(step=10 * n) for n in range(1, 6)], max_restarts=1)
+    assert [(one.action, one.rule, one.delay_s) for one in found] == [
+        ("restart", "restart.elsewhere", 0)
+    ] * 5
+    assert found[-1].past.restarts == found[-1].past.idle_rounds == 0
+    assert found[-1].reason == "it asks for other nodes, which does not count against the budget"
+
+
+@pytest.mark.parametrize("step", [None, 7])
+def test_a_script_that_only_asks_for_other_nodes_is_stopped_by_its_budget(step: int | None) -> None:
+    """The second time without a new step it is a failure like any other."""
+    found = run([move(step=step) for _ in range(9)], max_restarts=3)
+    assert [one.past.restarts for one in found] == [0, 1, 2, 3, 4]
+    assert [one.action for one in found] == ["restart"] * 4 + ["stop"]
+    assert found[1].reason.startswith("it asks for other nodes again without a new step: 2 of 3")
+    assert found[2].delay_s > 0
+
+
+def test_a_failure_between_two_moves_is_no_new_step() -> None:
+    found = run([move(step=7), failure(step=7), move(step=7), failure(step=8), move(step=8)])
+    assert [one.past.restarts for one in found] == [0, 1, 2, 3, 3]
+
+
+def test_without_numbered_steps_half_an_hour_of_them_counts_as_going_on() -> None:
+    found = run([move(), move(steps_s=1799.0), move(steps_s=1800.0)])
+    assert [one.past.restarts for one in found] == [0, 1, 1]
+
+
+def test_a_rank_that_rejects_its_result_stops_the_job_without_a_requeue() -> None:
+    (found,) = run([failure(cause="numerics", asks="stop", exit_code=17)] * 2, max_restarts=3)
+    assert (found.action, found.rule, found.exit_code) == ("stop", "stop.asked", 93)
+    assert [budget.left for budget in found.budgets] == [3]

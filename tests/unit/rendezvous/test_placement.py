@@ -1,11 +1,16 @@
 """Who gets which slot."""
 
+from random import Random
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from everstep_services.rendezvous.domain.placement import (
     Candidate,
     World,
     assign,
+    assign_elsewhere,
     largest_size,
     obstacle,
 )
@@ -144,3 +149,44 @@ def test_a_world_grows_by_units_that_are_whole_segments_too() -> None:
 
 def test_nodes_that_do_not_say_where_they_are_share_no_segment() -> None:
     assert largest_size([Candidate("a"), Candidate("b")], World(2, 2, segment=2)) == 0
+
+
+@pytest.mark.parametrize(
+    ("holders", "spares", "last", "placed"),
+    [
+        ("ab", "", "a", "ba"),
+        ("ab", "c", "a", "bc"),
+        ("ab", "c", "b", "ca"),
+        ("abc", "d", "b", "cda"),
+        ("abc", "de", "c", "dea"),
+        ("ab", "cde", "a", "cd"),
+        ("a", "b", "a", "b"),
+        ("a", "", "a", "a"),
+    ],
+)
+def test_ranks_that_ask_for_other_nodes_get_spares_first(
+    holders: str, spares: str, last: str, placed: str
+) -> None:
+    here = [Candidate(node, slot=slot) for slot, node in enumerate(holders)]
+    here += [Candidate(node) for node in spares]
+    assert "".join(in_order(assign_elsewhere(here, len(holders), 1, last))) == placed
+
+
+@given(st.integers(2, 9), st.integers(0, 4), st.integers(1, 3), st.integers(0, 8), st.randoms())
+def test_no_rank_that_asks_for_another_node_keeps_its_own(
+    slots: int, spares: int, gone: int, last: int, rng: Random
+) -> None:
+    here = [Candidate(f"n{slot}", slot=slot) for slot in range(slots)]
+    here += [Candidate(f"s{number}") for number in range(spares)]
+    here = rng.sample(here, max(len(here) - gone, 2))
+    size = min(slots, len(here))
+    placed = in_order(assign_elsewhere(here, size, 1, f"n{last}"))
+    assert all(placed[slot] != f"n{slot}" for slot in range(size))
+    assert len(set(placed)) == size
+
+
+def test_segments_that_ask_for_other_nodes_take_each_others_place() -> None:
+    names = ["a0", "a1", "b0", "b1"]
+    here = [Candidate(node, slot=slot, network=node[0]) for slot, node in enumerate(names)]
+    assert in_order(assign_elsewhere(here, 4, 2, "a0")) == ["b0", "b1", "a0", "a1"]
+    assert in_order(assign_elsewhere(here[:2], 2, 2, "a0")) == ["a1", "a0"]

@@ -115,6 +115,8 @@ class OpenIncident(Part, frozen=True, kw_only=True):
     """How long the next round waits."""
     is_of_code: bool = False
     """The kind of the exception that is the cause says that the program is wrong."""
+    asks: Name = ""
+    """As in the report that is the cause: `move` or `stop`."""
     evidence_s: float = 0.0
     """The longest time that a node needed for its evidence."""
     stop_s: float = 0.0
@@ -381,6 +383,8 @@ class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document
     """Rounds in a row that failed soon and without progress."""
     idle_rounds: Int = 0
     """Rounds in a row that ended without a new step."""
+    is_moved: bool = False
+    """Ranks have moved to other nodes because they asked for it, and made no new step since."""
     budgets: tuple[Budget, ...] = ()
     """The rest of each limit."""
     last_step: Count | None = None

@@ -18,6 +18,10 @@ class ErrorRecord(Part, frozen=True, kw_only=True):
     """When the exception was raised, by the node's clock."""
     chain: tuple[str, ...] = ()
     """The classes of the exceptions that led to this one, outermost first."""
+    asks: Name = ""
+    """What the script asks for by its exit code: `move` (16: the ranks are to start again on other
+    nodes) or `stop` (17: a result is wrong, and a restart does not help). Set only where numerics
+    or Megatron's re-run machine is loaded: the codes of any other script mean nothing."""
 
 
 class RankFact(RoundFact, frozen=True, kw_only=True):

@@ -183,6 +183,8 @@ class Report(Question, frozen=True, kw_only=True, tag="report.v1"):
     """For `first_step`: how long the ranks took to restore their state."""
     is_of_code: bool = False
     """For `rank_exited`: the kind of the exception says that the program is wrong."""
+    asks: Name = ""
+    """For `rank_exited`: as in `error_record`."""
     check: Name = ""
     """For `check_failed`, `check_recovered` and `check_compared`: the check."""
     check_state: Name = ""

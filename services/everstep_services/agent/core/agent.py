@@ -462,7 +462,11 @@ class Agent:
             acts.append(ShowLine(f"this spare joins round {order.round}"))
         self._ask_at, self._is_spare = None, False
         self._part = RoundPart(order, self.limits)
-        return [*acts, *([ShowLine(order.reason)] if order.restarts else []), order]
+        return [
+            *acts,
+            *([ShowLine(order.reason)] if order.restarts or order.incident else []),
+            order,
+        ]
 
     def _stop(self, part: RoundPart | None, order: StopRanks) -> list[Action]:
         """Stop the ranks. The order may come again, with a better cause, after they stopped."""

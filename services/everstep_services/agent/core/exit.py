@@ -31,6 +31,11 @@ WARDEN_ENDED = "the warden of this node has ended: "
 _USAGE = 2
 _NOT_FOUND = re.compile(r": (No module named|Error while finding module specification)")
 """Python's messages for `-m` with a name that does not exist."""
+_CODES = {"move": 16, "stop": 17}
+_ASKED = {
+    "move": "it asks to compute its result again on another node",
+    "stop": "its result is wrong, and it asks to stop the job",
+}
 _ACCIDENTS = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?|/[^\s'\"]+/|\s+", re.IGNORECASE)
 
 
@@ -89,6 +94,15 @@ class RankExit:
         return self.error.name in _OF_CODE
 
     @property
+    def asks(self) -> str:
+        """What the script asks for by its exit code, as in `ErrorRecord`."""
+        return (
+            ""
+            if self.error is None or self.code != _CODES.get(self.error.asks)
+            else self.error.asks
+        )
+
+    @property
     def text(self) -> str:
         """The end of the process, for a person."""
         core = ", core dumped" if self.core_dumped else ""
@@ -105,6 +119,8 @@ class RankExit:
                 else ""
             )
             return f"ended without a known exit code or signal{why}"
+        if self.asks:
+            return f"exited with {self.code}: {_ASKED[self.asks]}"
         if self.error is not None:
             first = self.error.text.partition("\n")[0][:300]
             place = f" at {self.error.place}" if self.error.place else ""

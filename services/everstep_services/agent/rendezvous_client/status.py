@@ -185,6 +185,7 @@ class AgentStatus:
             slot=slot,
             exit_code=None if ending is None else ending.code,
             is_of_code=ending is not None and ending.is_of_code,
+            asks="" if ending is None else ending.asks,
             entered=tell.entered_in.get(DEFAULT_GROUP),
             warm_ranks=self._progress.warm_ranks,
             restore_s=self._checkpoints.restore_s,

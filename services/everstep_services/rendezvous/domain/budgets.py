@@ -9,6 +9,9 @@ from everstep_services.rendezvous.settings import RendezvousSettings
 
 HOUR_S = 3600.0
 CANNOT_START = "stop.script_cannot_start"
+MOVE, STOP = "restart.elsewhere", "stop.asked"
+ASKS = frozenset({"move", "stop"})
+"""What a rank may ask for by its exit code; any other word asks for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +19,7 @@ class RoundFailure:
     """How a round ended, as far as the decision needs it."""
 
     cause: str
+    """A move that is asked for again without a new step is the exit of a rank."""
     lived_s: float
     """Seconds since the round formed."""
     steps_s: float
@@ -28,6 +32,8 @@ class RoundFailure:
     """Whether the type of the exception means that the program is wrong."""
     is_on_all_ranks: bool = False
     """Whether every rank failed in this way."""
+    asks: str = ""
+    """`move`: the ranks ask for other nodes; `stop`: they ask for the end of the job."""
     has_ever_stepped: bool = False
     """Whether the job has made a step, in this round or before."""
 
@@ -52,6 +58,8 @@ class RestartHistory:
     """Restarts that may lie within the last hour."""
     quick_failures: int = 0
     idle_rounds: int = 0
+    is_moved: bool = False
+    """The ranks have moved since the last new step."""
     best_step: int | None = None
     fingerprints: tuple[str, ...] = ()
 
@@ -94,10 +102,19 @@ class RestartRules:
 def judge(failure: RoundFailure, past: RestartHistory, rules: RestartRules) -> RestartDecision:
     """Decide between another round and the end."""
     progress, before = _progress(failure, past), past
+    moves_again = past.is_moved and not _has_gone_on(failure, progress, rules.settings)
+    if failure.asks == "move" and moves_again:
+        failure = replace(failure, cause="rank_exited")
     past = _with(failure, past, progress, rules.settings)
     budgets = _budgets(past, rules.spec)
     unspent = replace(past, restarts=before.restarts, recent=before.recent)
     left = _not_below_zero(_budgets(unspent, rules.spec))  # a stop costs no restart
+    if failure.asks == "stop":
+        reason = "a rank rejects its result, and a restart would not mend it"
+        other = (Option(action="restart", rejected=reason),)
+        return RestartDecision(
+            "stop", STOP, reason, past, exit_code=93, budgets=left, considered=other
+        )
     spent = next((budget for budget in budgets if budget.name in _HARD and budget.left < 0), None)
     if failure.is_counted and spent is not None:
         reason = f"{_NAMES[spent.name]} are spent: {spent.limit} of {spent.limit}"
@@ -130,7 +147,14 @@ def _another(
     budgets = _not_below_zero(budgets)
     left = ", ".join(f"{b.left} of {b.limit} {_NAMES[b.name]} left" for b in budgets)
     reason = left or _limit_elsewhere(rules.spec)
-    if not failure.is_counted:
+    if failure.asks == "move":
+        moved = "it asks for other nodes"
+        reason = (
+            f"{moved} again without a new step: {reason}"
+            if failure.is_counted
+            else (f"{moved}, which does not count against the budget")
+        )
+    elif not failure.is_counted:
         reason = f"a round that ended by {failure.cause} does not count against the budget"
     backoff = ""
     if delay_s:
@@ -145,7 +169,7 @@ def _another(
     missing = () if failure.step is not None else (unknown,)
     return RestartDecision(
         "restart",
-        "restart.backoff" if delay_s else "restart.budget_left",
+        MOVE if failure.asks else "restart.backoff" if delay_s else "restart.budget_left",
         reason,
         past,
         delay_s=delay_s,
@@ -214,6 +238,8 @@ def _with(
         recent=past.recent + counted,
         quick_failures=quick,
         idle_rounds=idle,
+        is_moved=failure.asks == "move"
+        or (past.is_moved and not _has_gone_on(failure, progress, settings)),
         best_step=max(steps, default=None),
         fingerprints=prints,
     )
@@ -224,6 +250,15 @@ def _progress(failure: RoundFailure, past: RestartHistory) -> bool | None:
     if failure.step is None:
         return None
     return failure.step > (past.best_step or 0)
+
+
+def _has_gone_on(
+    failure: RoundFailure, progress: bool | None, settings: RendezvousSettings
+) -> bool:
+    """Whether the training has gone on; without numbered steps, once it has made them for long."""
+    if progress is None:
+        return failure.steps_s >= settings.refill_every_s
+    return progress
 
 
 def _budgets(past: RestartHistory, spec: JobSpec) -> tuple[Budget, ...]:

@@ -1,5 +1,6 @@
 """Decides when a round forms, with which nodes, and what it waits for until then."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -17,6 +18,7 @@ from everstep_services.rendezvous.domain.placement import (
     Candidate,
     World,
     assign,
+    assign_elsewhere,
     largest_size,
     obstacle,
 )
@@ -121,7 +123,11 @@ def _form(batch: Batch, candidates: list[Candidate], size: int) -> None:
     state, doc = batch.state, batch.state.doc
     before = {seat.slot: seat for seat in state.members}
     domains = {slot: seat.failure_domain for slot, seat in before.items() if slot is not None}
-    placed = assign(candidates, size, world_of(batch).segment, domains)
+    segment, incident = world_of(batch).segment, doc.incident
+    if incident is not None and incident.asks == "move":
+        placed = assign_elsewhere(candidates, size, segment, incident.node)
+    else:
+        placed = assign(candidates, size, segment, domains)
     slots = {node: slot for slot, node in placed.items()}
     # A node that owes an answer keeps its seat, without a slot: its ranks may still run; once
     # they have ended it is a spare.
@@ -134,7 +140,7 @@ def _form(batch: Batch, candidates: list[Candidate], size: int) -> None:
     state.replace_all(seats)
     incidents.formed(batch)
     came_of(batch, "done", f"{_are_here(size)} after {waited_s:.1f} s", "wait")
-    _enter_round(batch, size)
+    _enter_round(batch, size, {slot: seat.node for slot, seat in before.items()})
     _say_formed(batch, before, waited_s, is_first=not before)
     _order(batch)
 
@@ -145,7 +151,7 @@ def _stage(seat: Seat, slots: dict[str, int]) -> str:
     return "absent" if seat.stage == "stopping" else seat.stage
 
 
-def _enter_round(batch: Batch, size: int) -> None:
+def _enter_round(batch: Batch, size: int, held: Mapping[int | None, str]) -> None:
     state, doc = batch.state, batch.state.doc
     members = state.members
     first, number = members[0], doc.round + 1
@@ -177,6 +183,10 @@ def _enter_round(batch: Batch, size: int) -> None:
         network=None,
     )
     again = f"restart {doc.restarts}" if doc.restarts else "no restart so far"
+    if doc.incident is not None and doc.incident.asks == "move":
+        stay = any(held.get(seat.slot) == seat.node for seat in members)
+        where = "on the same node, for no other is here" if stay else "on other nodes"
+        again += f"; its ranks asked to move: they start {where}"
     batch.enter("forming", f"round {number}: {size} {'slot' if size == 1 else 'slots'}, {again}")
     batch.timers.start("lived", number)
 
@@ -230,6 +240,9 @@ def _why_replaced(batch: Batch, was: Seat) -> str:
         return f"{was.node} is gone"
     if was.stage == "stopping":
         return f"{was.node} did not come back in time"
+    incident = batch.state.doc.incident
+    if incident is not None and incident.asks == "move":
+        return f"its ranks asked for another node: {incident.reason}"
     suspicion = batch.control.suspicion(was.node)
     if suspicion is not None:
         return f"{was.node} is suspect: {suspicion}"

@@ -48,6 +48,8 @@ class Sign:
     exit_code: int | None = None
     step: int | None = None
     is_of_code: bool = False
+    asks: str = ""
+    """As in `Report.asks`."""
     detect_s: float = 0.0
     """Seconds from the last progress, or from a rank's end, until now."""
     unfinished_s: float = 0.0
@@ -216,6 +218,7 @@ def _open(batch: Batch, sign: Sign) -> OpenIncident:
         fingerprint=sign.fingerprint,
         exit_code=sign.exit_code,
         is_of_code=sign.is_of_code,
+        asks=sign.asks,
         weight=sign.weight,
         trigger_fact=sign.fact,
         ranks=0 if sign.rank is None else 1,
@@ -294,6 +297,7 @@ def _told(incident: OpenIncident, sign: Sign) -> OpenIncident:
         fingerprint=sign.fingerprint,
         exit_code=sign.exit_code,
         is_of_code=sign.is_of_code,
+        asks=sign.asks,
         weight=sign.weight,
         trigger_fact=sign.fact,
         check=sign.check,

@@ -105,6 +105,31 @@ def assign(
     return placed
 
 
+def assign_elsewhere(
+    candidates: Sequence[Candidate], size: int, segment: int, last: str | None
+) -> dict[int, str]:
+    """Map each slot to another node than the one that holds it, if there is another.
+
+    Spares come first; `last` is left out where others are enough.
+    """
+    candidates = _without_suspects(candidates, size, segment)
+    if segment > 1:
+        placed = _by_segments(candidates, size, segment)
+        nodes = [placed[slot] for slot in range(size)]
+        by = segment if size > segment else 1
+        return dict(enumerate(nodes[-by:] + nodes[:-by]))
+    holding, free = _holders(candidates, size)
+    nodes = [candidate.node for candidate in free[:size]]
+    stay = sorted(holding, key=lambda slot: (holding[slot] == last, slot))[: size - len(nodes)]
+    nodes += [holding[slot] for slot in sorted(stay)]
+    # each holder is in its own slot in one of the rotations: with two nodes, nobody is in another
+    for by in range(size):
+        turned = nodes[-by:] + nodes[:-by]
+        if all(holding.get(slot) != node for slot, node in enumerate(turned)):
+            return dict(enumerate(turned))
+    return dict(enumerate(nodes))
+
+
 def _without_suspects(candidates: Sequence[Candidate], size: int, segment: int) -> list[Candidate]:
     """Leave out as many suspects as the size allows: spares first, then the last slots."""
     suspects = [candidate for candidate in candidates if candidate.is_suspect]

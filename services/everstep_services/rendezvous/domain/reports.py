@@ -10,6 +10,7 @@ from everstep.messages import (
 )
 from everstep_services.rendezvous.domain import agreed_save, checks, incidents, preemption, stalls
 from everstep_services.rendezvous.domain.batch import Batch
+from everstep_services.rendezvous.domain.budgets import ASKS
 from everstep_services.rendezvous.domain.decisions import came_of
 from everstep_services.rendezvous.domain.ends import end_round, finish
 from everstep_services.rendezvous.domain.incidents import Sign
@@ -208,7 +209,7 @@ def _sign(report: Report) -> Sign:
     is_end = report.event == "rank_exited"  # its moment is known: only what follows is detection
     detect_s = max(report.age_s, 0.0) if is_end else still_s
     return Sign(
-        known_cause(report.event),
+        "numerics" if report.asks in ASKS else known_cause(report.event),
         report.reason,
         node=report.node,
         rank=report.rank,
@@ -217,6 +218,7 @@ def _sign(report: Report) -> Sign:
         exit_code=report.exit_code,
         step=report.step,
         is_of_code=report.is_of_code,
+        asks=report.asks if report.asks in ASKS else "",
         injected_by=report.injected_by,
         detect_s=detect_s,
         unfinished_s=still_s - detect_s,

@@ -88,7 +88,7 @@ def _decide(batch: Batch) -> None:
         is_braked=batch.control.is_braked,
     )
     decision = judge(failure, _past(batch), rules)
-    _keep(batch, decision, is_counted=failure.is_counted)
+    _keep(batch, decision)
     _say_decided(batch, decision, incident.reason, incident.id, incident.trigger_fact)
     if decision.action == "stop":
         has_failed = decision.exit_code == 1 or decision.rule == CANNOT_START
@@ -119,6 +119,7 @@ def _failure(batch: Batch, incident: OpenIncident) -> RoundFailure:
         exit_code=incident.exit_code,
         is_of_code=incident.is_of_code,
         is_on_all_ranks=batch.are_all_alike,
+        asks=incident.asks,
         has_ever_stepped=doc.has_ever_stepped or doc.last_step is not None,
     )
 
@@ -131,6 +132,7 @@ def _past(batch: Batch) -> RestartHistory:
         recent=len(_recent(batch)),
         quick_failures=doc.quick_failures,
         idle_rounds=doc.idle_rounds,
+        is_moved=doc.is_moved,
         best_step=doc.last_step,
         fingerprints=doc.fingerprints,
     )
@@ -145,10 +147,10 @@ def _recent(batch: Batch) -> tuple[int, ...]:
     )
 
 
-def _keep(batch: Batch, decision: RestartDecision, *, is_counted: bool) -> None:
+def _keep(batch: Batch, decision: RestartDecision) -> None:
     past = decision.past
-    is_restart = decision.action == "restart" and is_counted
     doc = batch.state.doc
+    is_restart = decision.action == "restart" and past.restarts > doc.restarts
     latest = _recent(batch)
     if is_restart:
         latest = (*latest, past.restarts)
@@ -159,6 +161,7 @@ def _keep(batch: Batch, decision: RestartDecision, *, is_counted: bool) -> None:
         refilled=past.refilled,
         quick_failures=past.quick_failures,
         idle_rounds=past.idle_rounds,
+        is_moved=past.is_moved,
         last_step=past.best_step,
         fingerprints=past.fingerprints,
         budgets=decision.budgets,

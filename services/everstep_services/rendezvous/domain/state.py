@@ -64,6 +64,7 @@ class DocumentChanges(TypedDict, total=False):
     recent: tuple[int, ...]
     quick_failures: int
     idle_rounds: int
+    is_moved: bool
     budgets: tuple[Budget, ...]
     last_step: int | None
     fingerprints: tuple[str, ...]
