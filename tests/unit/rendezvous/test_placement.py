@@ -185,8 +185,8 @@ def test_no_rank_that_asks_for_another_node_keeps_its_own(
     assert len(set(placed)) == size
 
 
-def test_segments_that_ask_for_other_nodes_take_each_others_place() -> None:
+def test_nodes_of_a_segment_that_ask_for_other_nodes_take_each_others_place() -> None:
     names = ["a0", "a1", "b0", "b1"]
     here = [Candidate(node, slot=slot, network=node[0]) for slot, node in enumerate(names)]
-    assert in_order(assign_elsewhere(here, 4, 2, "a0")) == ["b0", "b1", "a0", "a1"]
+    assert in_order(assign_elsewhere(here, 4, 2, "a0")) == ["a1", "a0", "b1", "b0"]
     assert in_order(assign_elsewhere(here[:2], 2, 2, "a0")) == ["a1", "a0"]

@@ -113,21 +113,28 @@ def assign_elsewhere(
     Spares come first; `last` is left out where others are enough.
     """
     candidates = _without_suspects(candidates, size, segment)
+    holding, free = _holders(candidates, size)
     if segment > 1:
         placed = _by_segments(candidates, size, segment)
         nodes = [placed[slot] for slot in range(size)]
-        by = segment if size > segment else 1
-        return dict(enumerate(nodes[-by:] + nodes[:-by]))
-    holding, free = _holders(candidates, size)
-    nodes = [candidate.node for candidate in free[:size]]
-    stay = sorted(holding, key=lambda slot: (holding[slot] == last, slot))[: size - len(nodes)]
-    nodes += [holding[slot] for slot in sorted(stay)]
-    # each holder is in its own slot in one of the rotations: with two nodes, nobody is in another
-    for by in range(size):
-        turned = nodes[-by:] + nodes[:-by]
-        if all(holding.get(slot) != node for slot, node in enumerate(turned)):
-            return dict(enumerate(turned))
-    return dict(enumerate(nodes))
+    else:
+        nodes = [candidate.node for candidate in free[:size]]
+        stay = sorted(holding, key=lambda slot: (holding[slot] == last, slot))[: size - len(nodes)]
+        nodes += [holding[slot] for slot in sorted(stay)]
+    turned = [_turned(nodes, segment, by) for by in range(size)]
+    # each holder is in its own slot in one of them: without segments, nobody is in another
+    moved = min(
+        turned, key=lambda nodes: sum(nodes[slot] == held for slot, held in holding.items())
+    )
+    return dict(enumerate(moved))
+
+
+def _turned(nodes: list[str], segment: int, by: int) -> list[str]:
+    """Move all nodes on by this many places: within their segments first, then with them."""
+    inner, outer = by % segment, by - by % segment
+    turned = nodes[-outer:] + nodes[:-outer]
+    segments = [turned[first : first + segment] for first in range(0, len(turned), segment)]
+    return [node for part in segments for node in part[-inner:] + part[:-inner]]
 
 
 def _without_suspects(candidates: Sequence[Candidate], size: int, segment: int) -> list[Candidate]:
