@@ -232,3 +232,23 @@ async def test_a_rank_that_is_ended_writes_its_stacks(tmp_path: Path) -> None:
     assert found.missing == {1: "the rank had exited"}
     (thread,) = read_stacks(found.members[0].content, 0).threads
     assert [frame.name for frame in thread.frames][:2] == ["holds", "<module>"]
+
+
+@pytest.mark.parametrize(
+    ("loaded", "code", "asks"),
+    [("trainer_sdk.numerics", 16, "move"), ("megatron.core.rerun_state_machine", 17, "stop"),
+     ("trainer_sdk.numerics", 18, ""), ("numpy", 16, "")],
+)  # fmt: skip
+async def test_an_exit_code_asks_for_something_only_where_it_is_meant(
+    tmp_path: Path, loaded: str, code: int, asks: str
+) -> None:
+    script = tmp_path / "leave.py"
+    script.write_text(
+        f"import sys, types\nsys.modules[{loaded!r}] = types.ModuleType({loaded!r})\n"
+        f"sys.exit({code})\n"
+    )
+    async with opened(tmp_path, "", target=str(script)) as node:
+        assert (await end(node, warm=False)).code == code
+        record = await node.keeper.error(0)
+    assert record is not None
+    assert (record.name, record.asks) == ("SystemExit", asks)

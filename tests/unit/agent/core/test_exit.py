@@ -118,3 +118,20 @@ def test_an_end_that_is_forgiven_is_good() -> None:
 def test_an_exception_may_say_that_the_program_is_wrong(ending: RankExit, is_of_code: bool) -> None:
     """Errors of imports, syntax and flags are distinguished from those that may pass (A4.1)."""
     assert ending.is_of_code == is_of_code
+
+
+@pytest.mark.parametrize(
+    ("code", "asks", "heard", "text"),
+    [
+        (16, "move", "move", "exited with 16: it asks to compute its result again on another node"),
+        (17, "stop", "stop", "exited with 17: its result is wrong, and it asks to stop the job"),
+        (16, "", "", "exited with 16: SystemExit: 16"),
+        (1, "move", "", "exited with 1: SystemExit: 1"),  # an exit handler has failed
+        (18, "dance", "", "exited with 18: SystemExit: 18"),
+    ],
+)
+def test_a_code_asks_for_something_where_the_rank_means_it(
+    code: int, asks: str, heard: str, text: str
+) -> None:
+    ending = RankExit(code=code, error=ErrorRecord(name="SystemExit", text=f"{code}", asks=asks))
+    assert (ending.asks, ending.text) == (heard, text)
