@@ -6,6 +6,7 @@ counted, and as many are described as fit.
 
 from everstep.messages.base import BlobRef, Count, DocumentBody, Int, Name, Part, Time
 from everstep.messages.facts.incidents import VerdictCorrected, VerdictReached
+from everstep.messages.facts.numerics import NumericsJudged
 from everstep.messages.facts.rounds import Member
 
 
@@ -38,6 +39,8 @@ class RankEnd(Part, frozen=True, kw_only=True):
     """The end of the traceback."""
     chain: tuple[str, ...] = ()
     """The classes of the exceptions that led to this one, outermost first."""
+    asks: Name = ""
+    """As in `error_record`."""
     raised_at: Time | None = None
     """When the exception was raised, by the clock of the node."""
     first_error: str = ""
@@ -290,6 +293,11 @@ class Case(Part, frozen=True, kw_only=True):
     """Signs about the nodes of the round, the oldest first."""
     outside: tuple[OutsideAct, ...] = ()
     """What people and schedulers did."""
+    is_of_agent: bool = False
+    """An agent opened it while its round goes on: how ranks end later belongs to no such case."""
+    results: tuple[NumericsJudged, ...] = ()
+    """Judgements of results that cannot be right, at most 8; of a round that ended because of one,
+    the last one."""
     saves: tuple[SaveFailure, ...] = ()
     """Saves and restores that failed."""
     slow: tuple[SlowRankSign, ...] = ()

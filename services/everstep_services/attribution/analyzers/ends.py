@@ -77,10 +77,10 @@ _SIGNALS: Mapping[str, tuple[VerdictCause, str, float, str]] = {
 
 
 _RERUN = {
-    16: "Megatron has made an unexpected result again, and asks for other GPUs to compare",
-    17: "Megatron rejected a result, and its log tells whether the GPU is broken",
+    16: "its unexpected result came again, and it asks for another GPU to compute it",
+    17: "it rejected a result, and its log tells whether the GPU is broken",
 }
-"""Exit codes of Megatron's re-run of an iteration with an unexpected result."""
+"""Exit codes of numerics and of Megatron's re-run of an iteration with an unexpected result."""
 _OF_RERUN = re.compile(r"(?i)rerun_state_machine|megatron|unexpected result|result_rejected")
 _REJECTED = 0.6
 _UNREADABLE = re.compile(
@@ -119,6 +119,8 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
 
 
 def _of_case(case: Case) -> list[Claim]:
+    if case.results:  # the judgement tells more than the exits that followed from it
+        case = replace(case, ends=tuple(end for end in case.ends if not end.asks))
     return [*from_outside(case), *_nodes(case), *_ranks(case), *_saves(case), *_in_process(case)]
 
 
@@ -448,7 +450,7 @@ def _of_exit(end: RankEnd) -> tuple[VerdictCause, str, float, str] | None:
         cause, kind, strength, text = _SIGNALS[handled]
         return cause, kind, strength, f"{text} ({handled}, which its script handled)"
     asks = _RERUN.get(end.exit_code or 0)
-    if asks and _OF_RERUN.search(f"{end.traceback} {end.first_error}"):
+    if asks and (end.asks or _OF_RERUN.search(f"{end.traceback} {end.first_error}")):
         return "unknown", "result_rejected", _REJECTED, f"exited with {end.exit_code}: {asks}"
     if as_exit(end).is_of_code:
         return "configuration", "arguments", 0.85, f"refused its arguments: {_text(end)}"

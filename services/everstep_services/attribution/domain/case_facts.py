@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from msgspec.structs import replace
 
+from everstep.incident_causes import NUMERICS
 from everstep.messages import (
     Case,
     CasesDocument,
@@ -22,6 +23,7 @@ from everstep.messages import (
     NodeLost,
     NodeReturned,
     NodeSign,
+    NumericsJudged,
     OperatorActed,
     OutsideAct,
     PreemptionNoticed,
@@ -59,6 +61,7 @@ _WHOLE_ENDS_MOST = 64
 """The most ends that are kept with their tracebacks."""
 _PIECES_MOST = 512
 _SIGNS_MOST = 64
+_RESULTS_MOST = 8
 _SLOW_MOST = 64
 _ENDS_RANKS = frozenset({"stop_job", "restart_job", "drain_node", "interrupt"})
 _OURSELVES = "attribution"
@@ -142,9 +145,18 @@ class JobCases:
                 section=fact.section,
                 opened_at=fact.at,
                 slow=self._document.slow,
+                is_of_agent=fact.trigger == NUMERICS and fact.source != "rendezvous",
+                results=case.results or self._last_result(fact),
             )
         )
         return fact.incident
+
+    def _last_result(self, fact: IncidentOpened) -> tuple[NumericsJudged, ...]:
+        """The judgement that made ranks end their round: it has an incident of its own."""
+        if fact.trigger != NUMERICS or fact.source != "rendezvous":
+            return ()
+        of_round = [result for case in self.cases for result in case.results]
+        return tuple(result for result in of_round if result.round == fact.round)[-1:]
 
     def _adopted(self, fact: IncidentOpened) -> Case:
         """The case of a newly opened incident, with the reports of its round that came before."""
@@ -346,6 +358,13 @@ class JobCases:
         case = self._of(self._document.round if fact.round is None else fact.round, None)
         return self._changed(replace(case, outside=with_part(case.outside, act, _SIGNS_MOST)))
 
+    def _result_judged(self, fact: NumericsJudged) -> str | None:
+        case = self._of(fact.round, fact.incident)
+        if any(result.id == fact.id for result in case.results):
+            return None
+        short = replace(fact, reason=fact.reason[:TEXT_MOST], ranks=fact.ranks[:_SIGNS_MOST])
+        return self._changed(replace(case, results=(*case.results, short)[-_RESULTS_MOST:]))
+
     def _save_failed(self, fact: CheckpointFailed) -> str | None:
         return self._saves(fact, fact.stage, node=fact.node, rank=fact.rank)
 
@@ -422,8 +441,9 @@ class JobCases:
         return case if case.round == round_ else self._blank("", round_)
 
     def _is_over(self, case: Case) -> bool:
-        """Whether the training recovered from an incident, and its round goes on."""
-        return case.outcome == "recovered" and case.round >= self._document.round
+        """Whether an incident ended no round, or its training recovered in the same round."""
+        is_back = case.outcome == "recovered" and case.round >= self._document.round
+        return is_back or case.is_of_agent
 
     def _changed(self, case: Case) -> str | None:
         if case.incident:
@@ -444,6 +464,7 @@ class JobCases:
         NodeLeft: _left,
         NodeLost: _lost,
         NodeReturned: _returned,
+        NumericsJudged: _result_judged,
         OperatorActed: _operated,
         PreemptionNoticed: _noticed,
         ProgressMade: _progress,

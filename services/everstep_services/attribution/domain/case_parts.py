@@ -37,6 +37,7 @@ def rank_end(fact: RankExited, *, is_whole: bool) -> RankEnd:
         traceback=error.traceback[-_TRACEBACK_MOST:] if is_whole else "",
         chain=tuple(name[:SHORT_MOST] for name in error.chain[:8]),
         raised_at=error.at,
+        asks=error.asks,
     )
 
 
