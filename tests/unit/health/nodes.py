@@ -143,6 +143,7 @@ class Nodes:
         cause: str = "gpu",
         revision: int = 0,
         round: int | None = None,
+        **more: Any,
     ) -> Fact:
         return self.take(
             VerdictReached(
@@ -152,6 +153,7 @@ class Nodes:
                 reason="XID 79",
                 culprit_nodes=nodes,
                 revision=revision,
+                **more,
             )
         )
 

@@ -87,6 +87,9 @@ class Strike(Part, frozen=True, kw_only=True):
     event: str = ""
     """What the strike is about, as `JOB ROUND`: a node has one strike for it. Empty if the strike
     rests on more than the node's silence."""
+    is_proof: bool = False
+    """It alone makes the node suspect: its device computed the same wrong result each time, and
+    another device did not."""
 
 
 class FailingCheck(Part, frozen=True, kw_only=True):

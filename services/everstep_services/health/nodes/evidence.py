@@ -30,6 +30,8 @@ FAULTS = frozenset({"reset", "reboot", "drain", "replace"})
 classes do not."""
 SLOW_CAUSES = frozenset({"host", "device", "network"})
 """Causes of slow ranks that count against a node; all others lie in the script or its data."""
+CORRUPTED = "silent_corruption"
+"""The kind of a verdict on a device that computes wrongly and reports nothing."""
 _FAILED = "failed"
 _PASSED = frozenset({"ok", "warning", "unsupported"})
 _SURE = 0.5
@@ -166,6 +168,9 @@ def _closed(fact: IncidentClosed, at: Time) -> NodeEvidence | None:
 
 
 def _judged(fact: VerdictReached, at: Time) -> NodeEvidence:
+    result = next((item.fact for item in fact.evidence if item.analyzer == "numerics"), None)
+    if result is not None and fact.kind == CORRUPTED:
+        return _corrupted(fact, f"{fact.job} {result}", at)
     event = _event(fact.job, fact.round, fact.incident)
     is_fault = fact.cause in HARDWARE_CAUSES and fact.confidence >= _SURE
     strike = _strike(fact, fact.incident, at, f"{fact.cause} in {fact.job}: {fact.reason}")
@@ -177,6 +182,26 @@ def _judged(fact: VerdictReached, at: Time) -> NodeEvidence:
         event=event,
         is_verdict=True,
         is_sure=fact.cause == "gpu" or fact.is_corrected,
+    )
+
+
+def _corrupted(fact: VerdictReached, event: str, at: Time) -> NodeEvidence:
+    """A device computes wrongly: one strike for each judged result, also within a round.
+
+    The round that ends because of it has a verdict of its own on the same result.
+    """
+    is_fault = fact.cause in HARDWARE_CAUSES and fact.confidence >= _SURE
+    strike = replace(
+        _strike(fact, fact.incident, at, f"{fact.cause} in {fact.job}: {fact.reason}"),
+        revision=fact.revision,
+        is_proof=fact.is_transient is False,
+    )
+    return NodeEvidence(
+        dict.fromkeys(fact.culprit_nodes if is_fault else (), strike),
+        replaces=(fact.incident,),
+        revision=fact.revision,
+        event=event,
+        is_verdict=True,
     )
 
 

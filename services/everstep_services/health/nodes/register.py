@@ -305,6 +305,8 @@ class NodeRegister:
             windows = f"failed in {lasting[0].windows} windows of {settings.check_window_s:g} s"
             checks = described([check.result for check in lasting])
             return "check", f"{windows}, limit {settings.check_windows}: {checks}"
+        if proofs := [strike.reason for strike in strikes if strike.is_proof]:
+            return "incidents", "; ".join(proofs[-settings.strikes_limit :])
         if len(strikes) >= settings.strikes_limit:
             days = settings.strikes_window_s / 86400
             count = f"{len(strikes)} strikes in {days:g} days, limit {settings.strikes_limit}: "
