@@ -66,7 +66,7 @@ def _call_after(loader: "Any", then: "Callable[[], None]") -> None:
     body = loader.exec_module
 
     def exec_module(module: "ModuleType") -> None:
-        del loader.exec_module
+        vars(loader).pop("exec_module", None)  # `body` may be that of another waiter
         body(module)
         then()
 

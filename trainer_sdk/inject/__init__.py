@@ -6,12 +6,12 @@ the script itself gives `allow=True`. Other ranks do not import this package.
 
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping
 
 from trainer_sdk import layout
 from trainer_sdk.bootstrap import agent_link as links
 from trainer_sdk.bootstrap.agent_link import AgentLink
+from trainer_sdk.bootstrap.import_hook import when_imported
 from trainer_sdk.environment import environ
 from trainer_sdk.inject.catalog import BadFaultError, FaultRequest, fault_request
 from trainer_sdk.inject.rank_faults import InjectedError, check, make, take_signal
@@ -19,7 +19,6 @@ from trainer_sdk.sdk_log import quoted
 
 __all__ = ["BadFaultError", "InjectedError", "NotAllowedError", "at_step", "now", "prepare"]
 
-_LOOK_EVERY_S = 0.002
 _armed = False
 
 
@@ -121,12 +120,17 @@ def _at_step(step: int, wished: FaultRequest, link: AgentLink) -> None:
 
     after_step(step, act)
     # If the script has no session, torch's optimizer counts the steps.
-    threading.Thread(target=_watch, args=(link, step, act, once), daemon=True).start()
+    when_imported("torch", lambda: _watch_optimizer(link, step, act))
 
 
-def _watch(link: AgentLink, step: int, act: Callable[[], None], once: threading.Lock) -> None:
-    while not once.locked():
+def _watch_optimizer(link: AgentLink, step: int, act: Callable[[], None]) -> None:
+    from torch.optim.optimizer import (  # the script has imported it
+        register_optimizer_step_post_hook,
+    )
+
+    def after_step(*_: object) -> None:
         words = link.words
         if words[layout.COUNTED_BY] == layout.BY_OPTIMIZER and words[layout.STEP] >= step:
             act()
-        time.sleep(_LOOK_EVERY_S)
+
+    register_optimizer_step_post_hook(after_step)

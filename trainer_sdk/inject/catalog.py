@@ -14,11 +14,16 @@ RankFault = Literal[
     "exception", "async_exception", "signal_exception", "abort", "segfault", "exit", "hang",
     "stall", "slow", "hold_gil", "stuck", "memory_leak", "gpu_sleep", "gpu_error",
 ]  # fmt: skip
+NumericFault = Literal[
+    "flip_parameter", "flip_gradient", "flip_reduced_gradient", "flip_activation",
+    "scale_activation", "nan_activation", "poison_batch",
+]  # fmt: skip
+"""Faults in what a rank computes, or computes with."""
 ProcessFault = Literal["kill", "terminate", "interrupt", "stop"]
 LinkFault = Literal["cut_off", "partition", "slow_link"]
 """Faults of the agent's link to the bus."""
 AgentFault = Literal["kill_agent", "clock_skew", "disk_full"] | LinkFault
-FaultName = RankFault | ProcessFault | AgentFault
+FaultName = RankFault | NumericFault | ProcessFault | AgentFault
 
 _DAY_S = 86400
 
@@ -38,6 +43,8 @@ class FaultKind:
     """Other names: NVRx's."""
     lasts: bool = False
     """The fault lasts for a time, and is undone then."""
+    repeats: bool = False
+    """With a duration the fault is made at each opportunity of that time; without one, once."""
     default_s: float | None = None
     """How long it lasts by default; None for as long as its process."""
     amount: str = ""
@@ -46,7 +53,9 @@ class FaultKind:
     least: int = 0
     most: int = 0
     target: str = ""
-    """The meaning of its target, if it needs one."""
+    """The meaning of its target, if it has one."""
+    default_target: str = ""
+    """The target that it chooses itself; empty if somebody must name one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,17 @@ class FaultRequest:
     amount: int = 0
     target: str = ""
 
+
+def _flip(name: FaultName, effect: str, of: str, default: str) -> FaultKind:
+    return FaultKind(
+        name, "rank", effect, repeats=True, amount="bit, from the sign down", default=8, most=63,
+        target=f"the {of}, and an element: NAME or NAME:INDEX",
+        default_target=f"the largest element of {default}",
+    )  # fmt: skip
+
+
+_OF_PARAMETER = ("parameter", "the first parameter")
+_OF_MODULE = ("module", "the model's result")
 
 _ALL = (
     FaultKind("exception", "rank", "the next step or section raises", ("workload_exc",)),
@@ -81,6 +101,20 @@ _ALL = (
     FaultKind("gpu_sleep", "rank", "the GPU is busy with a kernel that computes nothing",
               lasts=True, default_s=10),
     FaultKind("gpu_error", "rank", "a kernel fails an assertion: the CUDA context is lost"),
+    _flip("flip_parameter", "a bit of a parameter is flipped before a forward pass",
+          *_OF_PARAMETER),
+    _flip("flip_gradient", "a bit of a gradient is flipped before its reduction", *_OF_PARAMETER),
+    _flip("flip_reduced_gradient", "a bit of a gradient is flipped before the optimizer uses it",
+          *_OF_PARAMETER),
+    _flip("flip_activation", "a bit of a module's result is flipped", *_OF_MODULE),
+    FaultKind("scale_activation", "rank", "a module's result is a little larger", repeats=True,
+              amount="millionths", default=1000, least=-1_000_000, most=1_000_000_000,
+              target="the module", default_target="the model's result"),
+    FaultKind("nan_activation", "rank", "an element of a module's result is NaN", repeats=True,
+              target="the module, and an element: NAME or NAME:INDEX",
+              default_target="the largest element of the model's result"),
+    FaultKind("poison_batch", "rank", "the values of a batch are too large, its numbers all equal",
+              amount="factor", default=1000, least=-1_000_000, most=1_000_000),
     FaultKind("kill", "process", "SIGKILL", ("sigkill",)),
     FaultKind("terminate", "process", "SIGTERM", ("sigterm",)),
     FaultKind("interrupt", "process", "SIGINT", ("sigint",)),
@@ -120,18 +154,16 @@ def fault_request(
     """A request for a fault, with its defaults filled in; `BadFaultError` if it is not valid."""
     fault = fault_named(text)
     if for_s is not None:
-        if not fault.lasts:
+        if not (fault.lasts or fault.repeats):
             raise BadFaultError(f"{fault.name} happens once: it cannot last for {for_s:g} s")
         if not 0 < for_s <= _DAY_S:
             raise BadFaultError(f"{fault.name} cannot last for {for_s:g} s: above 0, up to a day")
     if amount is not None:
         _check_amount(fault, amount)
-    if bool(target) != bool(fault.target):
-        raise BadFaultError(
-            f"{fault.name} needs a target: {fault.target}"
-            if fault.target
-            else f"{fault.name} has no target, but {target!r} is given"
-        )
+    if target and not fault.target:
+        raise BadFaultError(f"{fault.name} has no target, but {target!r} is given")
+    if fault.target and not target and not fault.default_target:
+        raise BadFaultError(f"{fault.name} needs a target: {fault.target}")
     return FaultRequest(
         fault=fault,
         for_s=fault.default_s if for_s is None else for_s,

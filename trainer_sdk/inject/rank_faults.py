@@ -8,11 +8,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import assert_never
+from typing import assert_never, get_args
 
 from trainer_sdk import layout
 from trainer_sdk.environment import environ
-from trainer_sdk.inject.catalog import BadFaultError, FaultRequest
+from trainer_sdk.inject.catalog import BadFaultError, FaultRequest, NumericFault
 
 _SIGNAL = signal.SIGRTMAX - 1
 
@@ -72,6 +72,8 @@ def check(wish: FaultRequest) -> None:
                 f"{name} needs a script that has opened its session (trainer_sdk.session()); "
                 f"without a session, use async_exception or hang"
             )
+    if name in get_args(NumericFault) and "torch" not in sys.modules:
+        raise BadFaultError(f"{name} needs a process that uses torch: this one does not")
     if name in {"gpu_sleep", "gpu_error"}:
         torch = sys.modules.get("torch")
         if torch is None or not torch.cuda.is_initialized():
@@ -112,6 +114,13 @@ def make(wish: FaultRequest, words: PageWords) -> None:  # noqa: C901, PLR0912, 
             _in_thread(_grow, wish.amount, for_s)
         case "gpu_sleep" | "gpu_error":
             _harm_gpu(wish.fault.name, for_s)
+        case (
+            "flip_parameter" | "flip_gradient" | "flip_reduced_gradient" | "flip_activation"
+            | "scale_activation" | "nan_activation" | "poison_batch"
+        ):  # fmt: skip
+            from trainer_sdk.inject import numeric_faults  # imports torch
+
+            in_main_thread(lambda: numeric_faults.make(wish))
         case "stop":
             _stop(wish.for_s)
         case "kill_agent" | "clock_skew" | "disk_full" | "cut_off" | "partition" | "slow_link":

@@ -343,13 +343,14 @@ def test_a_module_is_noticed_when_its_body_has_run(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "comes_later", raising=False)
     before, noticed = list(sys.meta_path), []
+    when_imported("comes_later", lambda: noticed.append("first"))
     when_imported("comes_later", lambda: noticed.append(sys.modules["comes_later"].there))
     try:
         assert noticed == []
         importlib.import_module("comes_later")
-        assert noticed == [True]
+        assert noticed == ["first", True]
         assert sys.meta_path == before
         when_imported("comes_later", lambda: noticed.append("again"))
-        assert noticed == [True, "again"]
+        assert noticed == ["first", True, "again"]
     finally:
         sys.modules.pop("comes_later", None)

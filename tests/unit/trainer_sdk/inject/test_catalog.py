@@ -37,6 +37,13 @@ def test_options_that_are_not_given_have_defaults() -> None:
     assert fault_request("clock_skew", amount=-60, for_s=2).amount == -60
 
 
+def test_a_numeric_fault_is_made_once_or_each_time_of_a_duration() -> None:
+    once = fault_request("flip-gradient")
+    assert (once.for_s, once.amount, once.target) == (None, 8, "")
+    stuck = fault_request("flip_parameter", for_s=60, amount=1, target="layers.0.weight:17")
+    assert (stuck.for_s, stuck.amount, stuck.target) == (60, 1, "layers.0.weight:17")
+
+
 @pytest.mark.parametrize(
     ("asked", "text"),
     [
@@ -49,6 +56,8 @@ def test_options_that_are_not_given_have_defaults() -> None:
         ),
         ({"text": "slow", "amount": 0}, "slow cannot have an amount of 0: it is ms a step, from"),
         ({"text": "hang", "amount": 1}, "hang has no amount, but 1 is given"),
+        ({"text": "flip_gradient", "amount": 64}, "flip_gradient cannot have an amount of 64"),
+        ({"text": "poison_batch", "for_s": 3}, "poison_batch happens once: it cannot last for"),
         ({"text": "stall"}, "stall needs a target: the section"),
         ({"text": "kill", "target": "x"}, "kill has no target, but 'x' is given"),
     ],

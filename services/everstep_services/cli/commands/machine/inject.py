@@ -139,13 +139,17 @@ def _row(fault: FaultKind) -> dict[str, Any]:
         "in": fault.place,
         "what": fault.effect,
         "amount": f"{fault.amount} ({fault.default})" if fault.amount else "",
-        "target": fault.target,
+        "target": f"{fault.target} ({fault.default_target})"
+        if fault.default_target
+        else fault.target,
         "lasts": _lasting(fault),
         "also": ", ".join(fault.also),
     }
 
 
 def _lasting(fault: FaultKind) -> str:
+    if fault.repeats:
+        return "once; with --for, each time"
     if not fault.lasts:
         return "once"
     return "until the round ends" if fault.default_s is None else f"{fault.default_s:g} s"
