@@ -113,9 +113,13 @@ class _ArmedFault:
             if leaf is not None and leaf.requires_grad:
                 if self._on_gradient is not None:
                     self._on_gradient.remove()
-                self._on_gradient = leaf.register_hook(  # type: ignore[no-untyped-call]
-                    self._of_gradient
-                )
+                handle = leaf.register_hook(self._of_gradient)  # type: ignore[no-untyped-call]
+                # Before all hooks that look at the gradient: it was computed wrongly.
+                others: Any = leaf._backward_hooks  # noqa: SLF001
+                first = {handle.id: others.pop(handle.id), **others}
+                others.clear()
+                others.update(first)
+                self._on_gradient = handle
         elif self._fault.endswith("_activation"):
             # `data` has no history: autograd does not see the change, as of a real fault.
             for values in _tensors(result):

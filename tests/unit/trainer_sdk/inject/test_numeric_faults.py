@@ -86,6 +86,16 @@ def test_a_bit_of_a_gradient_is_flipped_in_one_backward_pass() -> None:
     assert all(map(torch.equal, healthy, training.gradients()))
 
 
+def test_hooks_of_the_script_see_the_harmed_gradient() -> None:
+    training, seen = Training(), []
+    training.last.bias.register_hook(  # type: ignore[no-untyped-call]
+        lambda gradient: seen.append(gradient.item())
+    )
+    inject("flip_gradient", target="1.bias")
+    training.gradients()
+    assert seen == [4.0]
+
+
 def test_a_bit_of_a_gradient_is_flipped_each_time_for_a_while() -> None:
     training = Training()
     healthy = training.gradients()
