@@ -23,7 +23,7 @@ _SUFFIX = ".everstep-seal"
 _BLOCK_BYTES = 8 << 20
 _NAMED = 3
 
-SealState = Literal["good", "damaged", "unsealed"]
+SealState = Literal["good", "damaged", "unsealed", "quarantined"]
 
 
 class SealedFile(msgspec.Struct, frozen=True):
@@ -40,6 +40,8 @@ class Seal(msgspec.Struct, frozen=True):
     step: int
     files: tuple[SealedFile, ...]
     version: int = 1
+    quarantined: str = ""
+    """Why nobody should resume from it, although its bytes are right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,8 @@ def check(path: "str | os.PathLike[str]") -> SealedCheckpoint:
         return SealedCheckpoint(path, -1, "unsealed", "it has no seal: its save may be torn")
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         return SealedCheckpoint(path, -1, "unsealed", f"its seal cannot be read: {error}")
+    if made.quarantined:
+        return SealedCheckpoint(path, made.step, "quarantined", made.quarantined)
     for expected in made.files:
         place = path if not expected.name else os.path.join(path, expected.name)
         flaw = _flaw(place, expected)
@@ -89,18 +93,40 @@ def check(path: "str | os.PathLike[str]") -> SealedCheckpoint:
     return SealedCheckpoint(path, made.step, "good")
 
 
+def quarantine(
+    folder: "str | os.PathLike[str]", prefix: str, suffix: str, *, from_step: int, reason: str
+) -> None:
+    """Mark the sealed checkpoints of a folder from this step on, so that no resume uses them."""
+    for path in _newest_first(os.fspath(folder), prefix, suffix):
+        made = _seal_of(path)
+        if made is not None and made.step >= from_step and not made.quarantined:
+            marked = msgspec.structs.replace(made, quarantined=reason)
+            _put(_place_of(path), msgspec.json.encode(marked))
+
+
+def has_good(folder: "str | os.PathLike[str]", prefix: str, suffix: str, *, below: int) -> bool:
+    """Whether a folder has a good checkpoint of a step below this."""
+    paths = _newest_first(os.fspath(folder), prefix, suffix, below)
+    return any(check(path).state == "good" for path in paths)
+
+
 def newest_verified(
-    folder: "str | os.PathLike[str]", prefix: str = "checkpoint-", suffix: str = ""
+    folder: "str | os.PathLike[str]",
+    prefix: str = "checkpoint-",
+    suffix: str = "",
+    *,
+    below: int | None = None,
 ) -> str | None:
     """The newest good checkpoint `PREFIX…SUFFIX` of a folder; None if there is no checkpoint.
 
     If none has a seal, because all are from before Everstep, it is the newest one, and a warning
-    says that it is not verified. It reads the checkpoint once: call it on each node's first rank,
-    or on all ranks. `FileNotFoundError` if there are checkpoints, and all are damaged or torn.
+    says that it is not verified. With `below`, only checkpoints of earlier steps count. It reads
+    the checkpoint once: call it on each node's first rank, or on all ranks. `FileNotFoundError` if
+    there are checkpoints, and all are damaged, torn or quarantined.
     """
     folder = arguments.path("folder", folder)
     refused: list[SealedCheckpoint] = []
-    for path in _newest_first(folder, prefix, suffix):
+    for path in _newest_first(folder, prefix, suffix, below):
         checked = check(path)
         if checked.state == "good":
             _report(refused, path)
@@ -125,7 +151,7 @@ def step_of(path: "str | os.PathLike[str]") -> int | None:
     return int(digits) if digits else None
 
 
-def _newest_first(folder: str, prefix: str, suffix: str) -> list[str]:
+def _newest_first(folder: str, prefix: str, suffix: str, below: int | None = None) -> list[str]:
     """The checkpoints of a folder, by their steps: those of seals, or else those of their names."""
     try:
         names = os.listdir(folder)
@@ -137,15 +163,24 @@ def _newest_first(folder: str, prefix: str, suffix: str) -> list[str]:
         is_whole = name.startswith(prefix) and name.endswith(suffix)
         if is_whole and (suffix or middle.isdecimal()):
             path = os.path.join(folder, name)
-            ordered.append((_sealed_step(path, middle), os.path.getmtime(path), path))
+            step = _sealed_step(path, middle)
+            if below is None or step < below:
+                ordered.append((step, os.path.getmtime(path), path))
     return [path for *_, path in sorted(ordered, reverse=True)]
 
 
 def _sealed_step(path: str, name: str) -> int:
+    made = _seal_of(path)
+    if made is not None:
+        return made.step
+    return -1 if (step := step_of(name)) is None else step
+
+
+def _seal_of(path: str) -> Seal | None:
     try:
-        return msgspec.json.decode(read_regular(_place_of(path)), type=Seal).step
+        return msgspec.json.decode(read_regular(_place_of(path)), type=Seal)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return -1 if (step := step_of(name)) is None else step
+        return None
 
 
 def _report(refused: list[SealedCheckpoint], chosen: str) -> None:

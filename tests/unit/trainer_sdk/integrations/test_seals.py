@@ -91,3 +91,25 @@ def test_a_sealer_seals_only_what_all_ranks_have_written(tmp_path: Path) -> None
     sealer.all_saved()
     sealer.close()
     assert seals.check(place).state == "good"
+
+
+def test_a_quarantined_checkpoint_is_whole_and_not_chosen(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for step in (5, 10, 15):
+        checkpoint(tmp_path, step)
+    seals.quarantine(tmp_path, "checkpoint-", "", from_step=10, reason="loss nan at step 12")
+    assert seals.newest_verified(tmp_path) == str(tmp_path / "checkpoint-5")
+    assert "checkpoint-10 is not used: loss nan at step 12" in capfd.readouterr().err
+    assert seals.check(tmp_path / "checkpoint-15").state == "quarantined"
+    seals.seal(tmp_path / "checkpoint-10", 10)  # the training has come to this step again
+    assert seals.newest_verified(tmp_path) == str(tmp_path / "checkpoint-10")
+
+
+def test_only_checkpoints_below_a_step_are_chosen(tmp_path: Path) -> None:
+    for step in (5, 10):
+        checkpoint(tmp_path, step)
+    checkpoint(tmp_path, 4, is_sealed=False)
+    assert seals.newest_verified(tmp_path, below=10) == str(tmp_path / "checkpoint-5")
+    assert seals.has_good(tmp_path, "checkpoint-", "", below=6)
+    assert not seals.has_good(tmp_path, "checkpoint-", "", below=5)
