@@ -4,9 +4,11 @@ trainer = Trainer(…, callbacks=[HuggingFaceCallback()])
 trainer.train(resume_from_checkpoint=newest_for_all(arguments.output_dir))
 """
 
+import contextlib
 import functools
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from transformers import (
     Trainer,
@@ -21,6 +23,10 @@ from trainer_sdk.integrations.resume import meet, newest_for_all
 from trainer_sdk.integrations.sealer import Sealer
 from trainer_sdk.sdk_log import warn_once
 
+if TYPE_CHECKING:
+    from trainer_sdk.integrations.hugging_face_numerics import TrainerNumerics
+    from trainer_sdk.numerics.policy import NumericsPolicy
+
 __all__ = ["HuggingFaceCallback", "newest_for_all"]
 
 _SETUP, _STEP, _CHECKPOINT, _EVALUATION = "setup", "step", "checkpoint", "evaluation"
@@ -30,15 +36,17 @@ class HuggingFaceCallback(TrainerCallback):  # type: ignore[misc]  # untyped whe
     """Reports steps, sections and metrics; saves and ends when the training must stop.
 
     With `seals`, each checkpoint gets a seal, so that `newest_for_all` can verify it. A training
-    that resumes at its last step ends at once.
+    that resumes at its last step ends at once. With `numerics`, each step is looked at: its loss,
+    its gradient norm, and whether replicas are equal.
     """
 
-    def __init__(self, *, seals: bool = True) -> None:
+    def __init__(self, *, seals: bool = True, numerics: "NumericsPolicy | None" = None) -> None:
         check_version("transformers", "5.20", "5.24")
         self._run = FrameworkSession("Hugging Face's Trainer")
         self._sealer = Sealer() if seals else None
+        self.numerics = None if numerics is None else self._looking(numerics)
         self._run.begin(_SETUP)
-        _end_finished_trainings()
+        _extend_trainers()
 
     @harmless
     def on_train_begin(
@@ -66,12 +74,17 @@ class HuggingFaceCallback(TrainerCallback):  # type: ignore[misc]  # untyped whe
         del args, state, control
         self._run.heartbeat()
 
-    @harmless
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Note a finished step; ask for a save, and for the end, where they are due."""
+        """Look at a finished step; ask for a save, and for the end, where they are due."""
         del args
+        if self.numerics is not None:
+            self.numerics.step(state.global_step)
+        self._note_step(state, control)
+
+    @harmless
+    def _note_step(self, state: TrainerState, control: TrainerControl) -> None:
         self._run.end_all()
         self._run.step(state.global_step)
         if self._sealer is not None:
@@ -144,8 +157,18 @@ class HuggingFaceCallback(TrainerCallback):  # type: ignore[misc]  # untyped whe
         self._run.end_all()
         if self._sealer is not None:
             meet()  # the ranks have left their last save, and no step follows
+            self._settle()
+
+    def _settle(self) -> None:
+        """Wait for the seals of all checkpoints; all ranks have left their saves."""
+        if self._sealer is not None:
             self._sealer.all_saved()
             self._sealer.close()
+
+    def _looking(self, policy: "NumericsPolicy") -> "TrainerNumerics":
+        from trainer_sdk.integrations.hugging_face_numerics import TrainerNumerics
+
+        return TrainerNumerics(self._run, policy, self._settle)
 
     def _enter_next(self, control: TrainerControl) -> None:
         if control.should_evaluate:
@@ -154,21 +177,33 @@ class HuggingFaceCallback(TrainerCallback):  # type: ignore[misc]  # untyped whe
             self._run.begin(_CHECKPOINT)
 
 
-def _end_finished_trainings() -> None:
-    """Have a `Trainer` with our callback train no step after its last one; once a process.
+def _extend_trainers() -> None:
+    """Have a `Trainer` with our callback do what no callback can do; once a process.
 
-    A `Trainer` that resumes in the middle of an epoch looks at `max_steps` only after a step, and
-    no callback can end it before.
+    One that resumes in the middle of an epoch looks at `max_steps` only after a step.
     """
-    plain = getattr(Trainer, "_run_epoch", None)
-    if plain is None or hasattr(plain, "__wrapped__"):
-        return
+    for name, extended in (("_inner_training_loop", _followed), ("_run_epoch", _unless_finished)):
+        plain = getattr(Trainer, name, None)
+        if plain is not None and not hasattr(plain, "__wrapped__"):
+            setattr(Trainer, name, extended(plain))
 
+
+def _followed(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def train(self: Trainer, *given: Any, **named: Any) -> Any:
+        with contextlib.ExitStack() as following:
+            for callback in _callbacks_of(self):
+                if callback.numerics is not None:
+                    following.enter_context(callback.numerics.follow(self))
+            return plain(self, *given, **named)
+
+    return train
+
+
+def _unless_finished(plain: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(plain)
     def run_epoch(self: Trainer, *given: Any, **named: Any) -> None:
-        callbacks = self.callback_handler.callbacks
-        is_ours = any(isinstance(callback, HuggingFaceCallback) for callback in callbacks)
-        if is_ours and 0 < self.state.max_steps <= self.state.global_step:
+        if _callbacks_of(self) and 0 < self.state.max_steps <= self.state.global_step:
             warn_once(
                 f"the training has finished: it resumes at step {self.state.global_step}, and "
                 f"max_steps is {self.state.max_steps}; raise max_steps to train on"
@@ -177,4 +212,9 @@ def _end_finished_trainings() -> None:
             return
         plain(self, *given, **named)
 
-    Trainer._run_epoch = run_epoch  # noqa: SLF001 - there is no public name
+    return run_epoch
+
+
+def _callbacks_of(trainer: Trainer) -> list[HuggingFaceCallback]:
+    callbacks = trainer.callback_handler.callbacks
+    return [callback for callback in callbacks if isinstance(callback, HuggingFaceCallback)]

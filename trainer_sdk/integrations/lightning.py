@@ -10,7 +10,7 @@ trainer.fit(model, ckpt_path=newest_for_all("checkpoints"))
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -25,6 +25,10 @@ from trainer_sdk.integrations import resume, seals
 from trainer_sdk.integrations.framework_session import FrameworkSession, check_version, harmless
 from trainer_sdk.integrations.sealer import Sealer
 from trainer_sdk.sdk_log import warn_once
+
+if TYPE_CHECKING:
+    from trainer_sdk.integrations.lightning_numerics import LightningNumerics
+    from trainer_sdk.numerics.policy import NumericsPolicy
 
 __all__ = [
     "AsyncLightningCheckpointIO",
@@ -76,6 +80,11 @@ class LightningCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]  # untyped
         self._finalize(blocking=True)
         seals.unseal(path)
         super().remove_checkpoint(path)
+
+    def settle(self) -> None:
+        """Wait until all saves are durable, and have their seals."""
+        self._finalize(blocking=True)
+        self._sealer.close()
 
     def teardown(self) -> None:
         """Wait for the last save."""
@@ -130,7 +139,8 @@ class LightningCallback(Callback):  # type: ignore[misc]  # untyped where it is 
     first `ModelCheckpoint`. With `local_every_n_train_steps`, states are also kept in the memory of
     the nodes, and a resume takes the newest of them if it is newer than `ckpt_path`.
     With `autoresume`, a training that has finished is noted in `dirpath`, and skipped when it is
-    started again. `stragglers` measures kernels and sections on the accelerator, too.
+    started again. `stragglers` measures kernels and sections on the accelerator, too. With
+    `numerics`, each step is looked at: its loss, its gradient norm, and whether replicas are equal.
     """
 
     def __init__(
@@ -140,6 +150,7 @@ class LightningCallback(Callback):  # type: ignore[misc]  # untyped where it is 
         autoresume: bool = False,
         local_every_n_train_steps: int = 0,
         stragglers: bool = False,
+        numerics: "NumericsPolicy | None" = None,
     ) -> None:
         check_version("lightning", "2.6.1", "2.7")
         self._run = FrameworkSession("Lightning")
@@ -150,14 +161,20 @@ class LightningCallback(Callback):  # type: ignore[misc]  # untyped where it is 
         self._local: Checkpointer | None = None
         self._step = 0
         self._unwrap: Callable[[], None] | None = None
+        self._numerics = None if numerics is None else _numerics(self._run, numerics)
         self._run.begin(_SETUP)
 
-    @harmless
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Have saves measured; skip the training if it has finished."""
+        """Have saves measured and skipped data passed over; skip a training that has finished."""
         del pl_module
         if stage != "fit":
             return
+        if self._numerics is not None:
+            self._numerics.set_up(trainer, self._folder(trainer))
+        self._set_up(trainer)
+
+    @harmless
+    def _set_up(self, trainer: Trainer) -> None:
         self._run.begin(_SETUP)
         self._measure_saves(trainer)
         if self._autoresume and os.path.exists(self._finished_mark(trainer)):
@@ -184,6 +201,8 @@ class LightningCallback(Callback):  # type: ignore[misc]  # untyped where it is 
         """Note where the training begins, and where it ends."""
         del pl_module
         self._step = trainer.global_step
+        if self._numerics is not None:
+            self._numerics.begin(trainer)
         self._run.start_at(self._step, _total_steps(trainer))
         if self._stragglers and torch.cuda.is_available():
             self._run.session.time_device()
@@ -206,8 +225,10 @@ class LightningCallback(Callback):  # type: ignore[misc]  # untyped where it is 
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Note a finished step; save, and end, where that is due."""
-        del outputs, batch, batch_idx
+        """Look at a finished step; save, and end, where that is due."""
+        del batch, batch_idx
+        if self._numerics is not None:
+            self._numerics.batch(trainer, outputs)
         self._note_step(trainer)
         self._save_in_memory(trainer, pl_module)
         if self._run.should_stop:
@@ -326,6 +347,12 @@ class LightningCallback(Callback):  # type: ignore[misc]  # untyped where it is 
 
         strategy.save_checkpoint = save_checkpoint
         self._unwrap = unwrap
+
+
+def _numerics(run: FrameworkSession, policy: "NumericsPolicy") -> "LightningNumerics":
+    from trainer_sdk.integrations.lightning_numerics import LightningNumerics
+
+    return LightningNumerics(run, policy)
 
 
 class _Progress:

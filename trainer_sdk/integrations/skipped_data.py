@@ -81,7 +81,8 @@ def shorten(loader: Any, make: Callable[[Any], ShortenedSampler]) -> bool:
     batches = getattr(loader, "batch_sampler", None)
     if batches is None:
         return False
-    if not isinstance(batches, ShortenedSampler):
-        # Torch lets nobody replace it, since a loader would not notice; this one passes all on.
-        object.__setattr__(loader, "batch_sampler", make(batches))
+    if isinstance(batches, ShortenedSampler):
+        batches = batches.batches  # of an earlier training
+    # Torch lets nobody replace it, since a loader would not notice; this one passes all on.
+    object.__setattr__(loader, "batch_sampler", make(batches))
     return True

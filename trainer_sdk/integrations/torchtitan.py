@@ -15,6 +15,8 @@ from torchtitan.components.checkpointer.dcp import AsyncMode, CheckpointManager
 from trainer_sdk.checkpoint import arguments
 from trainer_sdk.integrations.dcp import DcpReader, DcpStager, DcpWriter, newest_verified
 from trainer_sdk.integrations.framework_session import FrameworkSession, check_version
+from trainer_sdk.integrations.torchtitan_numerics import TitanNumerics
+from trainer_sdk.numerics.policy import NumericsPolicy
 from trainer_sdk.sdk_log import warn
 
 _NONE = -1
@@ -35,6 +37,9 @@ class TitanCheckpointManager(CheckpointManager):  # type: ignore[misc]  # untype
         keep_memory: bool = False
         """Whether each save also stays in the memory of the nodes, as with `DcpWriter`."""
 
+        numerics: NumericsPolicy | None = None
+        """What is done about results that cannot be right; None: they are not looked at."""
+
     def __init__(self, config: Any, **parts: Any) -> None:
         check_version("torchtitan", "0.3", "0.4")
         self._run = FrameworkSession("torchtitan")
@@ -42,7 +47,12 @@ class TitanCheckpointManager(CheckpointManager):  # type: ignore[misc]  # untype
         self._is_forced = False
         self._keep_memory = arguments.truth("keep_memory", config.keep_memory)
         self._is_export = False
+        self._numerics: TitanNumerics | None = None
         super().__init__(config, **parts)
+        if self.enable and config.numerics is not None:
+            self._numerics = TitanNumerics(
+                self._run, config.numerics, self, parts["dataloader"], parts["model_parts"]
+            )
         if self.enable and self.async_mode == AsyncMode.ASYNC_WITH_PINNED_MEM:
             self.stager = self._stager()  # else torchtitan makes one of its own
 
@@ -105,10 +115,14 @@ class TitanCheckpointManager(CheckpointManager):  # type: ignore[misc]  # untype
     def _load(self, step: int = _NONE) -> bool:
         is_nearest = self.enable and self._keep_memory and step == _NONE
         is_loaded = (is_nearest and self._load_nearest()) or bool(super()._load(step))
+        if self._numerics is not None:
+            self._numerics.begin(self.states.get("train_state"), is_loaded=is_loaded)
         self._run.start_at(self._loaded_step() if is_loaded else 0, None)
         return is_loaded
 
     def _save(self, curr_step: int, last_step: bool = False) -> bool:
+        if self._numerics is not None:
+            self._numerics.step(curr_step)
         self._run.step(curr_step)
         must_stop = self._run.should_stop
         self._is_forced = must_stop or self._run.should_save
@@ -120,6 +134,8 @@ class TitanCheckpointManager(CheckpointManager):  # type: ignore[misc]  # untype
             self.maybe_wait_for_saving()
             warn(f"the training is preempted: it has saved step {curr_step}, and ends")
             sys.exit(0)
+        if self._numerics is not None:
+            self._numerics.pass_over()
         return is_saved
 
     def _save_last_step(self, curr_step: int) -> None:

@@ -1,0 +1,76 @@
+"""What a step of torchtitan's trainer computed, and which data it uses next.
+
+torchtitan computes its metrics at each `log_freq`-th step, so only these are looked at. Data are
+counted in batches that the loader has given; a batch that is passed over counts, too.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.nn import Module
+
+from trainer_sdk.integrations.framework_numerics import FrameworkNumerics
+from trainer_sdk.integrations.framework_session import FrameworkSession
+from trainer_sdk.integrations.skipped_data import skipped
+from trainer_sdk.numerics.policy import NumericsPolicy
+
+
+class TitanNumerics:
+    """The numerics of one trainer; its checkpoint manager makes the calls."""
+
+    def __init__(
+        self,
+        run: FrameworkSession,
+        policy: NumericsPolicy,
+        manager: Any,
+        loader: Any,
+        model_parts: Sequence[Module],
+    ) -> None:
+        self._numerics = FrameworkNumerics(run, policy, manager.maybe_wait_for_saving)
+        self._numerics.open(manager.folder)
+        self._loader = loader
+        self._state = {f"model_{number}": part for number, part in enumerate(model_parts)}
+        self._metrics: tuple[Any, Any] | None = None
+        self._begin = 0
+
+    def begin(self, trainer: Any, *, is_loaded: bool) -> None:
+        """Note the position, pass over skipped data, and follow the metrics."""
+        if self._has_position and (is_loaded or self._numerics.spans):
+            iter(self._loader)  # before, the loader does not know where it goes on
+            self.pass_over()
+            self._loader.load_state_dict(self._loader.state_dict())
+        processor = getattr(trainer, "metrics_processor", None)
+        if processor is None:
+            return
+        plain = processor.log
+
+        def log(step: int, loss: float, *given: Any, **named: Any) -> None:
+            norm = given[1] if len(given) > 1 else named.get("grad_norm")
+            self._metrics = loss, norm
+            plain(step, loss, *given, **named)
+
+        processor.log = log
+
+    def step(self, step: int) -> None:
+        """Look at a finished step, before it is saved."""
+        (loss, norm), self._metrics = self._metrics or (None, None), None
+        data = (self._begin, self._position) if self._has_position else None
+        self._numerics.step(step, self._state, loss=loss, grad_norm=norm, data=data)
+
+    def pass_over(self) -> None:
+        """Have the loader go on behind the data that nobody trains on."""
+        if not self._has_position:
+            return
+        while skipped(self._position, self._position + 1, self._numerics.spans):
+            next(self._loader._iterator)  # noqa: SLF001 - the trainer has an iterator of it
+        self._begin = self._position
+
+    @property
+    def _has_position(self) -> bool:
+        return hasattr(self._loader, "_iterator")
+
+    @property
+    def _position(self) -> int:
+        """How many batches the loader has given on this rank, over all rounds."""
+        iterator = self._loader._iterator  # noqa: SLF001 - torchdata has no public name
+        return 0 if iterator is None else int(iterator._num_yielded)  # noqa: SLF001
