@@ -6,7 +6,7 @@ back by another round: suspect checkpoints are quarantined, and skipped data pas
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, MutableMapping
 from dataclasses import asdict
 from typing import Any
 
@@ -62,7 +62,7 @@ class FrameworkNumerics:
     def step(
         self,
         step: int,
-        state: Mapping[str, Any],
+        state: MutableMapping[str, Any],
         *,
         loss: Any,
         grad_norm: Any = None,
@@ -126,7 +126,7 @@ class _UsedData(Batches[Any]):
         """The data of the present step."""
         return self._present
 
-    def span(self, since: int) -> Span | None:
+    def span(self, since: int, step: int) -> Span | None:  # noqa: ARG002 - that of `use`
         """The data from this step on; of all steps that are remembered, if it is older."""
         if self._present is None:
             return None

@@ -87,7 +87,7 @@ class NumericsActions:
         act = self._policy.decide(
             judgement,
             moved_at=doubt.moved_at,
-            span=self._batches.span(doubt.moved_at) if self._batches else None,
+            span=self._batches.span(doubt.moved_at, doubt.step) if self._batches else None,
             earlier=[act.samples for act in acts if act.samples is not None],
             taken=len(acts),
         )

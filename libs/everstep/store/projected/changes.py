@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 from everstep.messages import Fact
 
@@ -46,30 +46,44 @@ class Column:
     leader: str | None = None
 
 
-def least(type_: Type) -> Column:
-    """A column that keeps its smallest value."""
-    return Column(type_, MergeRule.LEAST)
+class ColumnNames(TypedDict, total=False):
+    """The names of columns, with spaces between them, by what the columns hold."""
+
+    text: str
+    json: str
+    int: str
+    float: str
+    bool: str
 
 
-def greatest(type_: Type) -> Column:
-    """A column that keeps its greatest value."""
-    return Column(type_, MergeRule.GREATEST)
+def least(**names: Unpack[ColumnNames]) -> dict[str, Column]:
+    """Columns that keep their smallest values."""
+    return _columns(names, MergeRule.LEAST)
 
 
-def once(**types: Type) -> dict[str, Column]:
-    """Columns that only one fact sets: two values meet only if that fact is repeated."""
-    return {name: greatest(type_) for name, type_ in types.items()}
+def greatest(**names: Unpack[ColumnNames]) -> dict[str, Column]:
+    """Columns that keep their greatest values."""
+    return _columns(names, MergeRule.GREATEST)
 
 
-def total(type_: Type = "int") -> Column:
-    """A counter: values add."""
-    return Column(type_, MergeRule.SUM)
+once = greatest
+"""Columns that only one fact sets: two values meet only if that fact is repeated."""
 
 
-def led_by(leader: str, leader_type: Type, /, **types: Type) -> dict[str, Column]:
+def total(names: str) -> dict[str, Column]:
+    """Counters: values add."""
+    return _columns({"int": names}, MergeRule.SUM)
+
+
+def led_by(leader: str, **names: Unpack[ColumnNames]) -> dict[str, Column]:
     """A leader, which keeps its greatest value, and the columns that change when it grows."""
-    led = {name: Column(type_, MergeRule.FOLLOW, leader) for name, type_ in types.items()}
-    return {leader: greatest(leader_type), **led}
+    led = _columns(names, MergeRule.FOLLOW, leader)
+    return {**led, leader: Column(led[leader].type)}
+
+
+def _columns(names: ColumnNames, rule: MergeRule, leader: str | None = None) -> dict[str, Column]:
+    of_types: Any = names.items()
+    return {name: Column(of, rule, leader) for of, text in of_types for name in text.split()}
 
 
 @dataclass(frozen=True, eq=False)

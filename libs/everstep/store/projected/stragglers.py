@@ -1,6 +1,6 @@
 """The projected tables of slow ranks, and of steps that changed for the whole job."""
 
-from everstep.store.projected.changes import Column, ProjectedTable, Type, least, led_by, once
+from everstep.store.projected.changes import Column, ProjectedTable, least, led_by, once
 
 ACTIONS = ("exclude", "stop")
 """The actions that the policy may ask for, each once for a finding."""
@@ -8,52 +8,29 @@ ACTIONS = ("exclude", "stop")
 
 def _action(action: str) -> dict[str, Column]:
     """The columns of one action: its time, its outcome, and the reason."""
-    led: dict[str, Type] = {
-        f"{action}_us": "int",
-        f"{action}_outcome": "text",
-        f"{action}_reason": "text",
-    }
-    return led_by(f"{action}_fact", "text", **led)
+    fact = f"{action}_fact"
+    return led_by(fact, text=f"{fact} {action}_outcome {action}_reason", int=f"{action}_us")
 
 
 STRAGGLERS = ProjectedTable(
     "stragglers",
     key={"id": "text"},
     columns={
-        "n": least("int"),
+        **least(int="n"),
         **once(
-            job="text",
-            round="int",
-            rank="int",
-            node="text",
-            slot="int",
-            role="text",
-            found_us="int",
-            cause="text",
-            reason="text",
-            section="text",
-            scores="json",
-            lateness_s="float",
-            slowdown_ratio="float",
-            windows="int",
-            confidence="float",
-            failure_class="text",
+            text="job node role cause reason section failure_class",
+            int="round rank slot found_us windows",
+            json="scores",
+            float="lateness_s slowdown_ratio confidence",
         ),
         **led_by(
             "cleared_fact",
-            "text",
-            cleared_us="int",
-            cleared_reason="text",
-            lasted_s="float",
-            lost_s="float",
+            text="cleared_fact cleared_reason",
+            int="cleared_us",
+            float="lasted_s lost_s",
         ),
         **led_by(
-            "acted_fact",
-            "text",
-            acted_us="int",
-            action="text",
-            action_outcome="text",
-            action_reason="text",
+            "acted_fact", text="acted_fact action action_outcome action_reason", int="acted_us"
         ),
         **{name: column for action in ACTIONS for name, column in _action(action).items()},
     },
@@ -65,17 +42,8 @@ STEP_SHIFTS = ProjectedTable(
     "step_shifts",
     key={"id": "text"},
     columns={
-        "n": least("int"),
-        **once(
-            job="text",
-            round="int",
-            at_us="int",
-            before_s="float",
-            now_s="float",
-            step="int",
-            section="text",
-            reason="text",
-        ),
+        **least(int="n"),
+        **once(text="job section reason", int="round at_us step", float="before_s now_s"),
     },
 )
 """When the steps of a whole job became slower or faster, and no rank stood out."""
