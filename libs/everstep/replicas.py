@@ -1,14 +1,16 @@
 """A replica of a service that meets the others on the bus, opened for its process."""
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from everstep.bus import BusSettings, connect
 from everstep.bus.ports import Bus
 from everstep.clock import Clock, SystemClock
 from everstep.runtime import Loop, Parts
+from everstep.settings import Settings
 
 
 class ServiceReplica(Protocol):
@@ -43,3 +45,27 @@ async def on_bus(
             checks={"bus": bus.prove},
             statistics={name: replica.statistics, "bus": bus.statistics},
         )
+
+
+Section = TypeVar("Section", bound=Settings, contravariant=True)
+
+
+class OpenReplica(Protocol[Section]):
+    """Opens a replica by its own settings and those of the bus."""
+
+    def __call__(
+        self, settings: Section, bus_settings: BusSettings, spool: Path | None = None
+    ) -> AbstractAsyncContextManager[Parts]: ...
+
+
+def opening(
+    name: str, make: Callable[[Section, Bus, Clock], ServiceReplica]
+) -> OpenReplica[Section]:
+    """The function that opens a replica as `on_bus` does, made by `make` from its settings."""
+
+    def opened(
+        settings: Section, bus_settings: BusSettings, spool: Path | None = None
+    ) -> AbstractAsyncContextManager[Parts]:
+        return on_bus(name, bus_settings, partial(make, settings), spool)
+
+    return opened

@@ -7,8 +7,10 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from socket import socket
+from typing import TypeVar
 
 from everstep import __version__
+from everstep.bus import BusSettings
 from everstep.clock import SystemClock
 from everstep.observe.connections import raise_descriptor_limit
 from everstep.observe.health import Health
@@ -21,6 +23,7 @@ from everstep.runtime import Parts, keep_what_is_loaded, run, say, serve
 from everstep.settings import Loaded, Settings, SettingsError, config_files, load
 
 Open = Callable[[Loaded], AbstractAsyncContextManager[Parts]]
+Section = TypeVar("Section", bound=Settings)
 
 
 def main(
@@ -45,6 +48,21 @@ def main(
     configure(loaded.section(LogSettings), name, environ=environ)
     raise_descriptor_limit()
     return run(name, partial(_serve, name, loaded, opened))
+
+
+def run_replica(
+    name: str,
+    settings: type[Section],
+    opened: Callable[[Section, BusSettings], AbstractAsyncContextManager[Parts]],
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+) -> int:
+    """Run a service that only needs the settings in its section, and those of the bus."""
+
+    def by_loaded(loaded: Loaded) -> AbstractAsyncContextManager[Parts]:
+        return opened(loaded.section(settings), loaded.section(BusSettings))
+
+    return main(name, {"bus": BusSettings, name: settings}, by_loaded, arguments, environ)
 
 
 async def _serve(name: str, loaded: Loaded, opened: Open, stop: asyncio.Event) -> None:

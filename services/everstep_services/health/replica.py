@@ -1,16 +1,11 @@
 """The health service, put together for the process that runs it."""
 
-from contextlib import AbstractAsyncContextManager
-from functools import partial
-from pathlib import Path
-
-from everstep.bus import BusSettings
 from everstep.bus.derived_ids import DerivedIds
 from everstep.bus.facts.recorder import Recorder
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
-from everstep.replicas import on_bus
-from everstep.runtime import Loop, Parts
+from everstep.replicas import opening
+from everstep.runtime import Loop
 from everstep_services.health.answers import HealthAnswers
 from everstep_services.health.learned_limits import LearnedLimits
 from everstep_services.health.nodes.actions import OperatorActions
@@ -69,11 +64,5 @@ class HealthReplica:
         }
 
 
-def opened(
-    settings: HealthSettings, bus_settings: BusSettings, spool: Path | None = None
-) -> AbstractAsyncContextManager[Parts]:
-    """A replica, whether or not the bus is there: while it is away, no node is lost.
-
-    Facts wait in `spool`, or below the `spool_dir` of the bus.
-    """
-    return on_bus("health", bus_settings, partial(HealthReplica, settings), spool)
+opened = opening("health", HealthReplica)
+"""A replica, whether or not the bus is there: while it is away, no node is lost."""

@@ -1,18 +1,7 @@
-"""A replica of the node watcher: connects it to the bus, and names its loops."""
+"""A replica of the node watcher, for the process that runs it."""
 
-from contextlib import AbstractAsyncContextManager
-from functools import partial
-from pathlib import Path
-
-from everstep.bus import BusSettings
-from everstep.replicas import on_bus
-from everstep.runtime import Parts
+from everstep.replicas import opening
 from everstep_services.kubernetes.service import NodeWatcher
-from everstep_services.kubernetes.settings import KubernetesSettings
 
-
-def opened(
-    settings: KubernetesSettings, bus_settings: BusSettings, spool: Path | None = None
-) -> AbstractAsyncContextManager[Parts]:
-    """Open a replica, whether or not the bus and the API server are there."""
-    return on_bus("kubernetes", bus_settings, partial(NodeWatcher, settings), spool)
+opened = opening("kubernetes", NodeWatcher)
+"""Opens a replica, whether or not the bus and the API server are there."""

@@ -1,15 +1,10 @@
 """A replica of straggler: connects it to the bus, and names its loops."""
 
-from contextlib import AbstractAsyncContextManager
-from functools import partial
-from pathlib import Path
-
-from everstep.bus import BusSettings
 from everstep.bus.derived_ids import DerivedIds
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
-from everstep.replicas import on_bus
-from everstep.runtime import Loop, Parts
+from everstep.replicas import opening
+from everstep.runtime import Loop
 from everstep_services.straggler.actions import StragglerActions
 from everstep_services.straggler.answers import StragglerAnswers
 from everstep_services.straggler.documents import JobDocuments
@@ -65,11 +60,5 @@ class Straggler:
         }
 
 
-def opened(
-    settings: StragglerSettings, bus_settings: BusSettings, spool: Path | None = None
-) -> AbstractAsyncContextManager[Parts]:
-    """Open a replica, whether the bus is there or not: windows are missing while it is away.
-
-    Facts wait in `spool`, or below the `spool_dir` of the bus.
-    """
-    return on_bus("straggler", bus_settings, partial(Straggler, settings), spool)
+opened = opening("straggler", Straggler)
+"""Open a replica, whether the bus is there or not: windows are missing while it is away."""
