@@ -14,7 +14,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from everstep.ids import id_from
 from everstep.store.maintenance import MaintenanceAction
-from everstep_services.history.api.http.parameters import TEXT
+from everstep_services.history.api.http.parameters import TEXT, RequestModel
 
 NODES_MOST: Final = 256
 _ID = Field(min_length=1, max_length=128, pattern=TEXT)
@@ -45,39 +45,24 @@ class Reading:
     ignored: tuple[str, ...] = ()
 
 
-class MaintenanceWanted(BaseModel):
+class MaintenanceWanted(RequestModel):
     """Our own shape: maintenance of nodes, or its cancellation."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    id: str = Field(
-        min_length=1,
-        max_length=128,
-        pattern=TEXT,
-        description="Names the notice: sent again, it is the same notice, and its times may change "
-        "until it is due.",
-        examples=["CHG-4711"],
-    )
-    action: Literal["drain", "exclude", "cancel"] = Field(
-        description="`drain` takes the nodes out of their jobs after a save, and keeps them out "
-        "until `ends_at`; `exclude` lets them join nothing, and does not touch a round; `cancel` "
-        "ends a notice that waits.",
-    )
-    nodes: list[_NODE_NAME] = Field(
-        [],
-        max_length=NODES_MOST,
-        description="Ids of nodes, or aliases that are set in `[api.webhooks]`. Of `cancel`: none.",
-        examples=[["node-07"]],
-    )
-    starts_at: AwareDatetime | None = Field(
-        None, description="When to act; null, or a moment that has passed, for at once."
-    )
-    ends_at: AwareDatetime | None = Field(
-        None, description="Until when the nodes stay excluded; null as health is set to."
-    )
-    reason: str = Field(
-        "maintenance", min_length=1, max_length=_REASON_MOST, pattern=TEXT, description="Why."
-    )
+    id: str = Field(min_length=1, max_length=128, pattern=TEXT, examples=["CHG-4711"])
+    """Names the notice: sent again, it is the same notice, and its times may change until it is
+    due."""
+    action: Literal["drain", "exclude", "cancel"]
+    """`drain` takes the nodes out of their jobs after a save, and keeps them out until `ends_at`;
+    `exclude` lets them join nothing, and does not touch a round; `cancel` ends a notice that
+    waits."""
+    nodes: list[_NODE_NAME] = Field([], max_length=NODES_MOST, examples=[["node-07"]])
+    """Ids of nodes, or aliases that are set in `[api.webhooks]`. Of `cancel`: none."""
+    starts_at: AwareDatetime | None = None
+    """When to act; null, or a moment that has passed, for at once."""
+    ends_at: AwareDatetime | None = None
+    """Until when the nodes stay excluded; null as health is set to."""
+    reason: str = Field("maintenance", min_length=1, max_length=_REASON_MOST, pattern=TEXT)
+    """Why."""
 
     def reading(self) -> Reading:
         """As announcements. A `ValueError` says what is missing."""

@@ -9,10 +9,11 @@ from collections.abc import Collection, Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from everstep.store.projected.registry import PROJECTED
 from everstep.store.times import from_us
+from everstep_services.history.api.http.parameters import DescribedModel
 
 _NAMED_MOST = 6
 _BEFORE_RANK = r"\branks? \(?(?:\d[\d, -]*(?:and )?)?(?<!\d)"
@@ -99,7 +100,7 @@ def with_injection(shown: Mapping[str, Any], told: str | None) -> str | None:
     return f"{shown['verdict_reason']}; {told}" if is_injected and not is_told else told
 
 
-class Answer(BaseModel):
+class Answer(DescribedModel):
     """The root of all answers."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)

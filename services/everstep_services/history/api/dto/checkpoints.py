@@ -34,22 +34,18 @@ class Checkpoint(Answer):
     size_bytes: int
     shards: int = Field(description="How many files or objects hold it.")
     world_size: int | None
-    survivable_losses: int | None = Field(
-        description="For a tier in memory: how many nodes may be lost while the checkpoint "
-        "survives."
-    )
-    verified_at: datetime | None = Field(
-        description="When the checkpoint was last read again and compared with its hashes."
-    )
+    survivable_losses: int | None
+    """For a tier in memory: how many nodes may be lost while the checkpoint survives."""
+    verified_at: datetime | None
+    """When the checkpoint was last read again and compared with its hashes."""
     is_verified: bool = Field(description="It was read back, and every byte is what was saved.")
     is_pinned: bool
     is_quarantined: bool
     is_missing: bool = Field(description="The files are gone, without a deletion on record.")
     has_data_position: bool
     manifest_hash: str | None = Field(description="The xxh3-128 of the manifest that is there.")
-    committed_hash: str | None = Field(
-        description="The xxh3-128 of the manifest that was committed; null if no fact has named it."
-    )
+    committed_hash: str | None
+    """The xxh3-128 of the manifest that was committed; null if no fact has named it."""
     note: str | None = Field(description="Further remarks for people.")
     replicas: list[Replica]
 
@@ -71,33 +67,27 @@ class Saves(Answer):
     committed_at: datetime | None
     committed_round: int | None
     path: str | None
-    manifest_hash: str | None = Field(
-        description="The xxh3-128 of the manifest of that checkpoint."
-    )
+    manifest_hash: str | None
+    """The xxh3-128 of the manifest of that checkpoint."""
     size_bytes: int | None
-    occasion: str | None = Field(
-        description="`interval`, `requested`, `preemption` or `end`.", examples=["interval"]
-    )
-    lag_s: float | None = Field(
-        description="The time from the call of the save until the checkpoint was visible."
-    )
+    occasion: str | None = Field(examples=["interval"])
+    """`interval`, `requested`, `preemption` or `end`."""
+    lag_s: float | None
+    """The time from the call of the save until the checkpoint was visible."""
     stall_s: float | None = Field(description="How long the save blocked the training step.")
     write_s: float | None
-    commits: int | None = Field(
-        description="The number of checkpoints that were committed in this tier."
-    )
-    is_failing: bool = Field(
-        description="True if the last save has failed: nothing was committed after it."
-    )
+    commits: int | None
+    """The number of checkpoints that were committed in this tier."""
+    is_failing: bool
+    """True if the last save has failed: nothing was committed after it."""
     failed_at: datetime | None = Field(description="When a save failed last.")
     failed_step: int | None
     failed_node: str | None
     failed_stage: str | None
     failed_reason: str | None
     failures: int | None
-    every_steps: int | None = Field(
-        description="The number of steps between two saves, at present."
-    )
+    every_steps: int | None
+    """The number of steps between two saves, at present."""
     every_s: float | None
     interval_reason: str | None
     bad_found: int | None = Field(description="The number of checkpoints in quarantine.")
@@ -110,9 +100,8 @@ class SaveDelay(Answer):
     node: str
     delay_at: datetime | None
     delay_lag_s: float | None = Field(description="The age of the oldest save that is not durable.")
-    waiting: int | None = Field(
-        description="The number of saves that wait; 0 when none waits any more."
-    )
+    waiting: int | None
+    """The number of saves that wait; 0 when none waits any more."""
     waiting_bytes: int | None
     delay_reason: str | None
     refusal_at: datetime | None = Field(description="When a save was last refused.")
@@ -173,12 +162,10 @@ class JobSaves(Answer):
 
     job: str
     tiers: list[Saves]
-    delays: list[SaveDelay] = Field(
-        description="Nodes whose saves wait or were refused, those that wait first; at most 1000."
-    )
-    restore: Restores | None = Field(
-        description="The newest restore; null if nothing was restored yet."
-    )
+    delays: list[SaveDelay]
+    """Nodes whose saves wait or were refused, those that wait first; at most 1000."""
+    restore: Restores | None
+    """The newest restore; null if nothing was restored yet."""
 
 
 class RejectedOut(Answer):
@@ -213,7 +200,5 @@ class Collected(Answer):
 
     job: str
     judged: list[JudgedOut] = Field(description="The newest first.")
-    text: str = Field(
-        description="The next step, in a sentence.",
-        examples=["3 of 8 checkpoints go, which frees 12.0 GiB; nothing was deleted"],
-    )
+    text: str = Field(examples=["3 of 8 checkpoints go, which frees 12.0 GiB; nothing was deleted"])
+    """The next step, in a sentence."""

@@ -15,16 +15,14 @@ class SuspectOut(Answer):
 class CollectiveFaultOut(Answer):
     """A fault in collectives, and the ranks that may have caused it."""
 
-    kind: str = Field(
-        description="`never_joined`, `no_dump`, `mismatch`, `not_started`, `half_completed`, "
-        "`stuck` or `cycle`."
-    )
+    kind: str
+    """`never_joined`, `no_dump`, `mismatch`, `not_started`, `half_completed`, `stuck` or
+    `cycle`."""
     summary: str = Field(description="The fault in a sentence.")
     confidence: float = Field(description="0 to 1.")
     suspects: list[SuspectOut] = Field(description="At most 64.")
-    waiting: list[int] = Field(
-        description="Ranks that wait because of this fault, directly or through others."
-    )
+    waiting: list[int]
+    """Ranks that wait because of this fault, directly or through others."""
 
 
 class CollectiveOut(Answer):
@@ -33,15 +31,13 @@ class CollectiveOut(Answer):
     group: str = Field(description="The process group.")
     sequence: int = Field(description="The number of the collective in that group.")
     operation: str = Field(examples=["all_reduce of 4 Float"])
-    where: str = Field(
-        description="The line of the script that waits there; empty if no stack shows it."
-    )
+    where: str
+    """The line of the script that waits there; empty if no stack shows it."""
     age_s: float | None = Field(description="How long ago the last rank joined the collective.")
     never_joined: list[int] = Field(description="Ranks that have not called it.")
     no_dump: list[int] = Field(description="Ranks without a flight recorder.")
-    scheduled: list[int] = Field(
-        description="Ranks that have called it, and whose devices have not started it."
-    )
+    scheduled: list[int]
+    """Ranks that have called it, and whose devices have not started it."""
     started: list[int] = Field(description="Ranks whose devices have started it.")
     completed: list[int] = Field(description="Ranks that have completed it.")
 
@@ -55,12 +51,10 @@ class Collectives(Answer):
     summary: str = Field(description="All findings in a sentence.")
     ranks: int = Field(description="How many ranks the job has, as far as it is known.")
     dumps: int = Field(description="The number of ranks with a recorder.")
-    faults: list[CollectiveFaultOut] = Field(
-        description="The faults, the most certain first; at most 16."
-    )
-    collectives: list[CollectiveOut] = Field(
-        description="Collectives that are not over, the oldest first; at most 64."
-    )
+    faults: list[CollectiveFaultOut]
+    """The faults, the most certain first; at most 16."""
+    collectives: list[CollectiveOut]
+    """Collectives that are not over, the oldest first; at most 64."""
     without_dump: list[int] = Field(description="Ranks that others know of, without a recorder.")
     notes: list[str] = Field(description="What could not be read, and why; at most 64.")
     is_cut: bool = Field(description="True if there are more than one answer can hold.")
@@ -71,9 +65,8 @@ class FoldedStackOut(Answer):
 
     ranks: list[int]
     thread: str = Field(examples=["MainThread"])
-    does: str = Field(
-        description="What the thread does there.", examples=["waits in a collective (all_reduce)"]
-    )
+    does: str = Field(examples=["waits in a collective (all_reduce)"])
+    """What the thread does there."""
     frames: list[str] = Field(description="The innermost one first; at most 64.")
 
 
@@ -86,14 +79,11 @@ class Stacks(Answer):
     summary: str = Field(description="All findings in a sentence.")
     confidence: float = Field(description="0 to 1.")
     ranks: int = Field(description="The number of ranks with a stack.")
-    suspects: list[SuspectOut] = Field(
-        description="Ranks whose stacks differ from those of the waiting ranks; at most 64."
-    )
+    suspects: list[SuspectOut]
+    """Ranks whose stacks differ from those of the waiting ranks; at most 64."""
     waiting: list[int] = Field(description="Ranks that wait for others.")
-    stacks: list[FoldedStackOut] = Field(
-        description="Main threads, the largest group first, then other threads that are not idle; "
-        "at most 64."
-    )
+    stacks: list[FoldedStackOut]
+    """Main threads, the largest group first, then other threads that are not idle; at most 64."""
     missing: list[int] = Field(description="Ranks without any stack.")
     notes: list[str] = Field(description="What could not be read, and why; at most 64.")
     is_cut: bool = Field(description="True if there are more than one answer can hold.")

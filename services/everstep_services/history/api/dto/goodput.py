@@ -29,13 +29,11 @@ class Goodput(Answer):
     """What a job's allocations were used for, within a window."""
 
     job: str
-    since: datetime | None = Field(
-        description="Where the window begins: as requested, or at the first allocation."
-    )
-    until: datetime = Field(
-        description="Where the window ends: as requested, or at the end of the last allocation, or "
-        "now while it lasts."
-    )
+    since: datetime | None
+    """Where the window begins: as requested, or at the first allocation."""
+    until: datetime
+    """Where the window ends: as requested, or at the end of the last allocation, or now while it
+    lasts."""
     wall_s: float = Field(description="The time of the job's allocations within the window.")
     goodput_ratio: float | None = _RATIO
     seconds: dict[str, float] = _SECONDS
@@ -69,9 +67,8 @@ class Timeline(Answer):
 
     job: str
     items: list[TimelinePart]
-    is_coarse: bool = Field(
-        description="True if short parts were merged because there were too many."
-    )
+    is_coarse: bool
+    """True if short parts were merged because there were too many."""
 
 
 def shown_goodput(

@@ -120,29 +120,22 @@ def _shown_piece(
 class LedgerOut(Answer):
     """Where an incident's time went: the entries sum to its wall time."""
 
-    unfinished_s: float = Field(
-        description="The time from the last progress until a rank ended: the step was cut off."
-    )
-    detect_s: float = Field(
-        description="From there, or from the last progress if no rank ended, to the first report."
-    )
-    evidence_s: float = Field(
-        description="The time to collect evidence before the ranks were stopped."
-    )
+    unfinished_s: float
+    """The time from the last progress until a rank ended: the step was cut off."""
+    detect_s: float
+    """From there, or from the last progress if no rank ended, to the first report."""
+    evidence_s: float
+    """The time to collect evidence before the ranks were stopped."""
     decide_s: float = Field(description="The time until the decision what to do, backoff included.")
-    stop_s: float = Field(
-        description="The time until the last rank was gone and its accelerator free."
-    )
+    stop_s: float
+    """The time until the last rank was gone and its accelerator free."""
     rendezvous_s: float = Field(description="The time until the next round had formed.")
     start_s: float = Field(description="The time until the last rank of that round ran.")
     restore_s: float = Field(description="The time until the state was restored.")
-    first_step_s: float = Field(
-        description="The time until the first step was finished, or a collective began if none was "
-        "seen."
-    )
-    no_step_s: float = Field(
-        description="The time for which later rounds ran that ended without a step."
-    )
+    first_step_s: float
+    """The time until the first step was finished, or a collective began if none was seen."""
+    no_step_s: float
+    """The time for which later rounds ran that ended without a step."""
     other_s: float = Field(description="Time that belongs to none of these.")
     wall_s: float = Field(description="The sum of all entries.")
 
@@ -152,30 +145,22 @@ class Incident(Answer):
 
     job: str
     incident: str = Field(description="The incident's id.")
-    outcome: str | None = Field(
-        description="`recovered`, `repeated` (then the same failure ended the next round, too), "
-        "`stopped`, `failed`, `preempted` or `merged`; null while open.",
-        examples=["recovered"],
-    )
+    outcome: str | None = Field(examples=["recovered"])
+    """`recovered`, `repeated` (then the same failure ended the next round, too), `stopped`,
+    `failed`, `preempted` or `merged`; null while open."""
     opened_at: datetime | None
     closed_at: datetime | None
-    trigger: str | None = Field(
-        description="The kind of the first report.", examples=["rank_exited"]
-    )
-    headline: str | None = Field(
-        description="The sentence to read first: the verdict where it names other culprits "
-        "than the first report, otherwise the story or the reason."
-    )
-    first_report: str | None = Field(
-        description="The first report, where the verdict names other culprits; otherwise null."
-    )
-    reason: str | None = Field(
-        description="The first report: what happened, to which rank or node, and which "
-        "limit was passed."
-    )
-    story: str | None = Field(
-        description="The whole incident in a sentence or two, once it is closed."
-    )
+    trigger: str | None = Field(examples=["rank_exited"])
+    """The kind of the first report."""
+    headline: str | None
+    """The sentence to read first: the verdict where it names other culprits than the first report,
+    otherwise the story or the reason."""
+    first_report: str | None
+    """The first report, where the verdict names other culprits; otherwise null."""
+    reason: str | None
+    """The first report: what happened, to which rank or node, and which limit was passed."""
+    story: str | None
+    """The whole incident in a sentence or two, once it is closed."""
     round: int | None = Field(description="The round that it broke.")
     next_round: int | None = Field(description="The round in which it recovered.")
     node: str | None = Field(description="The node that the first report is about.")
@@ -183,37 +168,30 @@ class Incident(Answer):
     step: int | None = Field(description="The last step before it.")
     phase: str | None
     section: str | None
-    progress_at: datetime | None = Field(
-        description="The time of the training's last progress before the incident."
-    )
+    progress_at: datetime | None
+    """The time of the training's last progress before the incident."""
     ranks_affected: int | None
     nodes_affected: list[str] | None
     reports: int | None = Field(description="The number of reports that belong to this incident.")
     extended_reason: str | None = Field(description="The later reports in one text.")
-    ledger: LedgerOut | None = Field(
-        description="Where the time went; null while the incident is open."
-    )
-    lost_steps: int | None = Field(
-        description="Steps that had to be trained again after a restart; null if that is not "
-        "known, because the script does not number its steps, or shows none, or because the "
-        "training did not go on in this launch."
-    )
+    ledger: LedgerOut | None
+    """Where the time went; null while the incident is open."""
+    lost_steps: int | None
+    """Steps that had to be trained again after a restart; null if that is not known, because the
+    script does not number its steps, or shows none, or because the training did not go on in this
+    launch."""
     lost_s: float | None = Field(description="The time that those steps had taken.")
     restored_step: int | None
     restored_tier: str | None
     merged_into: str | None
-    cause: str | None = Field(
-        description="The cause class of the verdict that holds; null while there is none.",
-        examples=["user_code"],
-    )
+    cause: str | None = Field(examples=["user_code"])
+    """The cause class of the verdict that holds; null while there is none."""
     confidence: float | None = Field(description="The confidence of this verdict, 0 to 1.")
     culprit_ranks: list[int] | None = Field(description="The ranks that this verdict names.")
     culprit_nodes: list[str] | None = Field(description="The nodes that it names.")
-    culprit_rank_nodes: list[str] = Field(
-        default=[],
-        description="The nodes on which these ranks ran, which need not be at fault; "
-        "those of the first eight ranks.",
-    )
+    culprit_rank_nodes: list[str] = Field([])
+    """The nodes on which these ranks ran, which need not be at fault; those of the first eight
+    ranks."""
     fingerprint: str | None = Field(description="A hash that is equal for equal failures.")
     trigger_fact: str | None = Field(description="The id of the first report's fact.")
     opened_fact: str | None
@@ -237,33 +215,27 @@ class Action(Answer):
     incident: str | None
     round: int | None
     action: str = Field(examples=["restart"])
-    mode: str | None = Field(
-        description="`enforce`, or `observe` if the decision was only recorded and not carried out."
-    )
+    mode: str | None
+    """`enforce`, or `observe` if the decision was only recorded and not carried out."""
     rule: str | None = Field(description="The rule that decided.", examples=["restart.budget_left"])
     reason: str | None
     decided_at: datetime | None
     decided_by: str | None
     decide_s: float | None = Field(description="The time from the first report to the decision.")
-    delay_s: float | None = Field(
-        description="How long the action waited before it began, for a backoff."
-    )
-    budgets: list[BudgetOut] | None = Field(
-        description="The rest of each limit after the decision."
-    )
-    considered: list[OptionOut] | None = Field(
-        description="The other actions that were considered."
-    )
-    unknowns: list[str] | None = Field(
-        description="What was not known at the time of the decision."
-    )
+    delay_s: float | None
+    """How long the action waited before it began, for a backoff."""
+    budgets: list[BudgetOut] | None
+    """The rest of each limit after the decision."""
+    considered: list[OptionOut] | None
+    """The other actions that were considered."""
+    unknowns: list[str] | None
+    """What was not known at the time of the decision."""
     rests_on: list[str] | None = Field(description="The ids of the facts that it rests on.")
     nodes_out: list[str] | None = Field(description="Nodes that lose their slot by this action.")
     nodes_in: list[str] | None = Field(description="Nodes that get a slot by this action.")
-    outcome: str | None = Field(
-        description="`done`, `failed`, `observed` or `overtaken`; of what is done about a slow "
-        "rank, `asked`, `observed` or `refused`; null while it is not recorded."
-    )
+    outcome: str | None
+    """`done`, `failed`, `observed` or `overtaken`; of what is done about a slow rank, `asked`,
+    `observed` or `refused`; null while it is not recorded."""
     outcome_reason: str | None
     taken_at: datetime | None
     took_s: float | None = Field(description="The time from the decision until it was carried out.")
@@ -280,24 +252,21 @@ class EvidenceOut(Answer):
     kind: str | None = Field(description="`exception`, `log`, `stacks`, `gpu` …")
     stream: str | None = Field(description="`stdout` or `stderr`, for the end of a log.")
     summary: str | None = Field(description="The evidence in a line.")
-    blob: dict[str, Any] | None = Field(
-        description="The blob on the bus: job, id, size_bytes, parts. Its content is at "
-        "`/incidents/{incident}/evidence/{id}`."
-    )
+    blob: dict[str, Any] | None
+    """The blob on the bus: job, id, size_bytes, parts. Its content is at
+    `/incidents/{incident}/evidence/{id}`."""
     missing_reason: str | None = Field(description="Why the evidence is missing.")
     took_s: float | None
-    is_copied: bool = Field(
-        description="History has a copy of its content, which outlasts the bus: until "
-        "`history.keep_log_bytes` are full."
-    )
-    expires_at: datetime | None = Field(
-        description="Until when the bus keeps its content; null where there is none, or a copy, or "
-        "while nobody can say."
-    )
+    is_copied: bool
+    """History has a copy of its content, which outlasts the bus: until `history.keep_log_bytes` are
+    full."""
+    expires_at: datetime | None
+    """Until when the bus keeps its content; null where there is none, or a copy, or while nobody
+    can say."""
     gone_reason: str | None = Field(
-        description="Why its content is no longer there; null as long as it can be fetched.",
-        examples=["the bus kept it until 2026-12-24 08:00 UTC, and history copies at most 128 KiB"],
+        examples=["the bus kept it until 2026-12-24 08:00 UTC, and history copies at most 128 KiB"]
     )
+    """Why its content is no longer there; null as long as it can be fetched."""
 
 
 class AlternativeOut(Answer):
@@ -316,9 +285,8 @@ class GroundOut(Answer):
     says: str = Field(examples=["rank 7 never entered all_reduce 1204"])
     analyzer: str = Field(description="The analyzer that found it.", examples=["flight_recorder"])
     fact: str | None = Field(description="The fact that it comes from.")
-    weight: float = Field(
-        description="How much the finding counts; below 0 when it speaks against the verdict."
-    )
+    weight: float
+    """How much the finding counts; below 0 when it speaks against the verdict."""
 
 
 class VerdictOut(Answer):
@@ -327,47 +295,36 @@ class VerdictOut(Answer):
     verdict_fact: str
     verdict_at: datetime | None
     revision: int | None = Field(description="Grows when later evidence changes the verdict.")
-    summary: str = Field(
-        description="The verdict in a line.", examples=["user_code, python exception (93 % sure)"]
-    )
+    summary: str = Field(examples=["user_code, python exception (93 % sure)"])
+    """The verdict in a line."""
     verdict_reason: str | None
     cause: str | None = Field(examples=["user_code"])
-    cause_kind: str | None = Field(
-        description="The kind of failure, finer than the cause.", examples=["python_exception"]
-    )
+    cause_kind: str | None = Field(examples=["python_exception"])
+    """The kind of failure, finer than the cause."""
     confidence: float | None = Field(description="0 to 1.")
-    is_inconclusive: bool | None = Field(
-        description="No explanation is probable enough: see the alternatives."
-    )
+    is_inconclusive: bool | None
+    """No explanation is probable enough: see the alternatives."""
     is_corrected: bool | None = Field(description="A person gave this verdict, so it holds.")
     culprit_ranks: list[int] | None
     culprit_nodes: list[str] | None
-    advice: str | None = Field(
-        description="`restart`, `restart_without` (the culprit nodes), `restart_elsewhere`, "
-        "`stop`, `change` (something first: a restart only shows whether it comes again), `wait`, "
-        "`inform`."
-    )
+    advice: str | None
+    """`restart`, `restart_without` (the culprit nodes), `restart_elsewhere`, `stop`, `change`
+    (something first: a restart only shows whether it comes again), `wait`, `inform`."""
     is_transient: bool | None
-    retry: str | None = Field(
-        description="Whether another attempt may succeed: `as_is`, `without_node` (the culprit "
-        "nodes), `after_change`, `never`, `unknown`; empty for verdicts of older releases."
-    )
+    retry: str | None
+    """Whether another attempt may succeed: `as_is`, `without_node` (the culprit nodes),
+    `after_change`, `never`, `unknown`; empty for verdicts of older releases."""
     fingerprint: str | None = Field(description="Equal for the same bug.")
-    evidence: list[GroundOut] = Field(
-        description="The evidence that it rests on, the weightiest first."
-    )
+    evidence: list[GroundOut]
+    """The evidence that it rests on, the weightiest first."""
     alternatives: list[AlternativeOut] | None
-    missing: list[str] = Field(
-        description="The evidence that would have helped and is missing, with the reason."
-    )
+    missing: list[str]
+    """The evidence that would have helped and is missing, with the reason."""
     analyzers: list[str] = Field(description="The analyzers that contributed evidence.")
-    explanation: str | None = Field(
-        description="The explanation by a language model, if one is set; it had no part in the "
-        "verdict."
-    )
-    took_s: float | None = Field(
-        description="The time from the opening of the incident to the verdict."
-    )
+    explanation: str | None
+    """The explanation by a language model, if one is set; it had no part in the verdict."""
+    took_s: float | None
+    """The time from the opening of the incident to the verdict."""
 
 
 class EvidenceCoverageOut(Answer):
@@ -376,15 +333,12 @@ class EvidenceCoverageOut(Answer):
     kind: str = Field(description="`exception`, `log`, `flight_recorder`, `stacks` …")
     pieces: int = Field(description="The pieces that are there.")
     missing: int = Field(description="The pieces that agents could not collect.")
-    reasons: list[str] = Field(
-        description="Why pieces are missing; at most 3.", examples=[["no agent has sent any"]]
-    )
-    decides: list[str] = Field(
-        description="The causes between which the missing pieces could have decided: a single one "
-        "where the verdict leaves open whether it is the cause, none where they could not have "
-        "changed the verdict.",
-        examples=[["user_code", "network"]],
-    )
+    reasons: list[str] = Field(examples=[["no agent has sent any"]])
+    """Why pieces are missing; at most 3."""
+    decides: list[str] = Field(examples=[["user_code", "network"]])
+    """The causes between which the missing pieces could have decided: a single one where the
+    verdict leaves open whether it is the cause, none where they could not have changed the
+    verdict."""
 
 
 class CorrectionOut(Answer):
@@ -397,9 +351,8 @@ class CorrectionOut(Answer):
     note: str | None = Field(description="Why, in their words.")
     culprit_ranks: list[int] | None
     culprit_nodes: list[str] | None
-    was_cause: str | None = Field(
-        description="The cause of the previous verdict; null if there was none."
-    )
+    was_cause: str | None
+    """The cause of the previous verdict; null if there was none."""
     is_confirmation: bool | None = Field(description="It confirms the verdict.")
 
 
@@ -429,9 +382,8 @@ class Located(Answer):
     waiting_ranks: int | None = Field(description="The number of other ranks, which only waited.")
     section: str | None = Field(description="The section that the first ranks are in.")
     lead_s: float | None = Field(description="How long before all others the first ranks stopped.")
-    is_certain: bool | None = Field(
-        description="Every beat that could contradict the finding has arrived."
-    )
+    is_certain: bool | None
+    """Every beat that could contradict the finding has arrived."""
     reason: str | None = Field(description="The order of events, as far as beats can show it.")
 
 
@@ -444,52 +396,37 @@ class Primary(Exit):
 class IncidentDetail(Incident):
     """The whole story of an incident."""
 
-    primary: Primary | None = Field(
-        description="The exit that explains the others: that of a culprit, else the one that the "
-        "first decision rests on, else the one that was reported first; null when no rank exited, "
-        "or none of the culprits."
-    )
+    primary: Primary | None
+    """The exit that explains the others: that of a culprit, else the one that the first decision
+    rests on, else the one that was reported first; null when no rank exited, or none of the
+    culprits."""
     stall: Stall | None = Field(description="The stall of that rank; null if it did not stall.")
-    stalls: list[Stall] = Field(
-        description="All ranks that had stalled and did not move again; at most 50."
-    )
-    located: Located | None = Field(
-        description="Which ranks stopped first; null if no rank stalled, or if this is unknown."
-    )
-    slow_ranks: list[SlowRank] = Field(
-        description="Ranks that were slow when it began, or until ten minutes before; at most 50."
-    )
-    numerics: NumericsCase | None = Field(
-        description="The result that cannot be right; null for incidents of other kinds."
-    )
-    verdict: VerdictOut | None = Field(
-        description="The verdict in force; null until attribution has reached one."
-    )
-    revisions: list[VerdictOut] = Field(
-        description="Earlier verdicts, and those that a correction overrules, the newest first."
-    )
-    corrections: list[CorrectionOut] = Field(
-        description="Corrections by people, the newest first: the first one holds."
-    )
-    similar: list[SimilarIncident] = Field(
-        description="Incidents of any job with the same failure, then those of the same node, each "
-        "the newest first; at most 20."
-    )
+    stalls: list[Stall]
+    """All ranks that had stalled and did not move again; at most 50."""
+    located: Located | None
+    """Which ranks stopped first; null if no rank stalled, or if this is unknown."""
+    slow_ranks: list[SlowRank]
+    """Ranks that were slow when it began, or until ten minutes before; at most 50."""
+    numerics: NumericsCase | None
+    """The result that cannot be right; null for incidents of other kinds."""
+    verdict: VerdictOut | None
+    """The verdict in force; null until attribution has reached one."""
+    revisions: list[VerdictOut]
+    """Earlier verdicts, and those that a correction overrules, the newest first."""
+    corrections: list[CorrectionOut]
+    """Corrections by people, the newest first: the first one holds."""
+    similar: list[SimilarIncident]
+    """Incidents of any job with the same failure, then those of the same node, each the newest
+    first; at most 20."""
     exits: list[Exit] = Field(description="The first failures of the round; at most 50.")
     evidence: list[EvidenceOut] = Field(description="In the order of the log; at most 200.")
-    evidence_coverage: list[EvidenceCoverageOut] = Field(
-        description="For each kind of evidence, what the verdict had of it, what was missing and "
-        "why, and what the missing pieces could have decided; empty while there is no verdict."
-    )
+    evidence_coverage: list[EvidenceCoverageOut]
+    """For each kind of evidence, what the verdict had of it, what was missing and why, and what the
+    missing pieces could have decided; empty while there is no verdict."""
     actions: list[Action] = Field(description="In the order of the log; at most 200.")
-    rounds: list[Round] = Field(
-        description="The round that it broke, and the rounds that should bring the training back."
-    )
-    nodes_out: list[str] = Field(
-        description="Nodes that had a slot before the incident, and "
-        "have none after it; at most 200."
-    )
-    nodes_in: list[str] = Field(
-        description="Nodes that have a slot after the incident, and had "
-        "none before it; at most 200."
-    )
+    rounds: list[Round]
+    """The round that it broke, and the rounds that should bring the training back."""
+    nodes_out: list[str]
+    """Nodes that had a slot before the incident, and have none after it; at most 200."""
+    nodes_in: list[str]
+    """Nodes that have a slot after the incident, and had none before it; at most 200."""

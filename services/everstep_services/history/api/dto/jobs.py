@@ -22,9 +22,8 @@ class BudgetOut(Answer):
 
     name: str = Field(examples=["restarts"])
     limit: int
-    left: Annotated[int, AfterValidator(partial(max, 0))] = Field(
-        description="How many the limit still allows after the last decision."
-    )
+    left: Annotated[int, AfterValidator(partial(max, 0))]
+    """How many the limit still allows after the last decision."""
 
 
 class Job(Answer):
@@ -32,11 +31,9 @@ class Job(Answer):
 
     job: str = Field(description="The job's id.", examples=["llama-8b"])
     name: str | None = Field(description="The job's name for people.")
-    state: str = Field(
-        description="`forming`, `starting`, `running`, `restarting`, `idle` (no allocation), or "
-        "how it ended: `done`, `failed`, `stopped` or `unknown` (nobody saw its end).",
-        examples=["running"],
-    )
+    state: str = Field(examples=["running"])
+    """`forming`, `starting`, `running`, `restarting`, `idle` (no allocation), or how it ended:
+    `done`, `failed`, `stopped` or `unknown` (nobody saw its end)."""
     labels: dict[str, str] | None = Field(description="The labels that its user has chosen.")
     command: list[str] | None = Field(description="What each rank runs.")
     config_fingerprint: str | None
@@ -48,43 +45,35 @@ class Job(Answer):
     spares: int | None
     max_restarts: int | None = Field(description="The restart budget; null for no limit.")
     max_restarts_per_hour: int | None
-    no_progress_limit: int | None = Field(
-        description="Rounds in a row that may end without a new step."
-    )
-    budgets: list[BudgetOut] | None = Field(
-        description="The restart budgets after the last decision about the job."
-    )
+    no_progress_limit: int | None
+    """Rounds in a row that may end without a new step."""
+    budgets: list[BudgetOut] | None
+    """The restart budgets after the last decision about the job."""
     started_at: datetime | None
-    updated_at: datetime | None = Field(
-        description="When the last fact about the job arrived in the record."
-    )
-    stalled_since: datetime | None = Field(
-        description="The last progress of its ranks, if they stand still now and their round goes "
-        "on, because stalls are only observed."
-    )
+    updated_at: datetime | None
+    """When the last fact about the job arrived in the record."""
+    stalled_since: datetime | None
+    """The last progress of its ranks, if they stand still now and their round goes on, because
+    stalls are only observed."""
     ended_at: datetime | None
     end_reason: str | None = Field(description="Why the job ended, with the limit that was passed.")
     end_incident: str | None
-    end_headline: str | None = Field(
-        description="The same, after the verdict if the verdict names other culprits."
-    )
+    end_headline: str | None
+    """The same, after the verdict if the verdict names other culprits."""
     exit_code: int | None
     round: int | None = Field(description="The newest round.")
     rounds: int | None = Field(description="How many rounds have formed.")
     restarts: int | None
     world_size: int | None
-    last_step: int | None = Field(
-        description="The newest step that was reported; while ranks run, that of their last beats. "
-        "Steps of a script that does not number them are counted anew in each round."
-    )
+    last_step: int | None
+    """The newest step that was reported; while ranks run, that of their last beats. Steps of a
+    script that does not number them are counted anew in each round."""
     total_steps: int | None
-    is_counted_anew: bool | None = Field(
-        description="The script does not number its steps: `last_step` is that of one round."
-    )
-    lost_steps: int | None = Field(
-        description="Steps that had to be trained again after a restart; null if that is not "
-        "known, because the script does not number its steps, or shows none."
-    )
+    is_counted_anew: bool | None
+    """The script does not number its steps: `last_step` is that of one round."""
+    lost_steps: int | None
+    """Steps that had to be trained again after a restart; null if that is not known, because the
+    script does not number its steps, or shows none."""
     ranks_failed: int | None
     stalls: int | None
     nodes_lost: int | None
@@ -118,26 +107,21 @@ class Allocation(Answer):
 class Watch(Answer):
     """The state of stall detection on the nodes of the newest round."""
 
-    state: str = Field(
-        description="The state of the least watched node: `off`, `paused` (by the script), "
-        "`learning` "
-        "(limits are the defaults) or `armed`.",
-        examples=["armed"],
-    )
+    state: str = Field(examples=["armed"])
+    """The state of the least watched node: `off`, `paused` (by the script), `learning` (limits are
+    the defaults) or `armed`."""
     reason: str = Field(description="Why, as reported by that node.")
     at: datetime | None = Field(description="Since when; null if only beats report it.")
     node: str | None = Field(description="That node.")
-    nodes: dict[str, int] = Field(
-        description="The number of nodes in each state.", examples=[{"armed": 63, "paused": 1}]
-    )
+    nodes: dict[str, int] = Field(examples=[{"armed": 63, "paused": 1}])
+    """The number of nodes in each state."""
 
 
 class JobDetail(Job):
     """A job with its allocations, the newest first."""
 
-    watch: Watch | None = Field(
-        description="The state of stall detection; null if no agent has reported it."
-    )
+    watch: Watch | None
+    """The state of stall detection; null if no agent has reported it."""
     allocations: list[Allocation] = Field(description="The newest allocations; at most 100.")
 
 
@@ -167,9 +151,8 @@ class Round(Answer):
     master_port: int | None
     warm_ranks: int | None
     slowest_node: str | None
-    first_step_at: datetime | None = Field(
-        description="When the first step of the round was finished."
-    )
+    first_step_at: datetime | None
+    """When the first step of the round was finished."""
     first_step: int | None
     last_step: int | None
     lost_steps: int | None
@@ -182,9 +165,8 @@ class Round(Answer):
     ended_at: datetime | None
     end_cause: str | None
     end_reason: str | None = Field(description="The reason in the report that ended it.")
-    end_headline: str | None = Field(
-        description="The same, after the verdict if the verdict names other culprits."
-    )
+    end_headline: str | None
+    """The same, after the verdict if the verdict names other culprits."""
     end_node: str | None
     end_rank: int | None
     end_incident: str | None
@@ -203,12 +185,10 @@ class Member(Answer):
     first_rank: int | None
     ranks: int | None
     stopped_at: datetime | None
-    stopped_ranks: list[int] | None = Field(
-        description="The ranks that its agent stopped when the round was over."
-    )
-    killed_ranks: list[int] | None = Field(
-        description="Ranks that outlived the grace period, and were killed."
-    )
+    stopped_ranks: list[int] | None
+    """The ranks that its agent stopped when the round was over."""
+    killed_ranks: list[int] | None
+    """Ranks that outlived the grace period, and were killed."""
     stop_s: float | None
     evidence_s: float | None
     device_wait_s: float | None
@@ -235,9 +215,8 @@ class Exit(Answer):
     error_name: str | None = Field(description="The exception's class.")
     error_text: str | None
     error_place: str | None = Field(description="The innermost frame of the user's own code.")
-    error_chain: list[str] | None = Field(
-        description="The exceptions that led to this one, the outermost first."
-    )
+    error_chain: list[str] | None
+    """The exceptions that led to this one, the outermost first."""
     traceback: str | None = Field(description="The end of the traceback, at most 8000 characters.")
     first_error: str | None = Field(description="The first line of its output that reports one.")
     core_dumped: bool | None
@@ -298,22 +277,16 @@ class Stall(Answer):
     section: str | None
     step: int | None
     shown_by: str | None = Field(description="What shows progress: `page` or `collectives`.")
-    blocked_in: str | None = Field(
-        description="Where the rank's process is blocked, by the kernel and by the stacks "
-        "of its threads.",
-        examples=["it waits for a lock (futex_wait_queue)"],
-    )
+    blocked_in: str | None = Field(examples=["it waits for a lock (futex_wait_queue)"])
+    """Where the rank's process is blocked, by the kernel and by the stacks of its threads."""
     process_state: str | None = Field(description="The kernel's letter: `S`, `D`, `T`, `R`.")
-    waited_s: float | None = Field(
-        description="The time without progress until the stall was reported."
-    )
+    waited_s: float | None
+    """The time without progress until the stall was reported."""
     limit_s: float | None
-    limit_source: str | None = Field(
-        description="`learned`, `configured`, `default`, `floor` or `cap`."
-    )
-    is_fatal: bool | None = Field(
-        description="True if the stall ends the round; false in observe mode."
-    )
+    limit_source: str | None
+    """`learned`, `configured`, `default`, `floor` or `cap`."""
+    is_fatal: bool | None
+    """True if the stall ends the round; false in observe mode."""
     recovered_at: datetime | None
     stalled_s: float | None
 
@@ -323,7 +296,6 @@ class RoundDetail(Round):
 
     members: list[Member] = Field(description="The members by slot; at most 1000.")
     exits: list[Exit] = Field(description="In the order of the log; at most 200.")
-    stalls_seen: list[Stall] = Field(
-        description="The stalls in the order of the log; at most 1000."
-    )
+    stalls_seen: list[Stall]
+    """The stalls in the order of the log; at most 1000."""
     is_cut: bool = Field(description="True if there are more than are shown; the lists have all.")

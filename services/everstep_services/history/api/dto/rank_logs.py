@@ -20,9 +20,8 @@ class StoredLine(Answer):
     number: int = Field(description="The number of the line in its file, from 0.")
     at: datetime | None = Field(description="When the node saw the line, by the node's clock.")
     text: str = Field(description="Without secrets; bytes that are not UTF-8 are replaced.")
-    is_partial: bool = Field(
-        description="True if the line continues in the next one of this stream."
-    )
+    is_partial: bool
+    """True if the line continues in the next one of this stream."""
 
 
 class StoredLines(Answer):
@@ -31,10 +30,8 @@ class StoredLines(Answer):
     job: str
     round: int | None = Field(description="The round of these lines; null for all rounds.")
     items: list[StoredLine]
-    next: str = Field(
-        description="Give it as `cursor` for what follows, also at the end: for what is written "
-        "later."
-    )
+    next: str
+    """Give it as `cursor` for what follows, also at the end: for what is written later."""
     is_end: bool = Field(description="True if there were no more lines at that moment.")
     scanned_bytes: int = Field(description="The bytes that were searched for this page.")
 
@@ -45,9 +42,8 @@ class StoredLogFile(Answer):
     node: str
     rank: int
     stream: str
-    file: str = Field(
-        description="The id of the file; another one after the file was truncated or replaced."
-    )
+    file: str
+    """The id of the file; another one after the file was truncated or replaced."""
     bytes: int = Field(description="The length of the file when the node last looked.")
     stored_bytes: int = Field(description="The bytes that the store has; the rest is on the node.")
     lines: int

@@ -3,10 +3,11 @@
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from everstep.store.tokens import Scope
 from everstep_services.history.api.dto.answer import Answer
+from everstep_services.history.api.http.parameters import RequestModel
 
 
 class FactOut(Answer):
@@ -32,9 +33,8 @@ class TokenOut(Answer):
     scope: Scope
     created_at: datetime
     expires_at: datetime | None
-    last_used_at: datetime | None = Field(
-        description="When the token was last used, to the half minute."
-    )
+    last_used_at: datetime | None
+    """When the token was last used, to the half minute."""
     revoked_at: datetime | None
 
 
@@ -44,31 +44,26 @@ class NewToken(TokenOut):
     token: str = Field(description="The text of the token. Keep it: it is shown only now.")
 
 
-class TokenWanted(BaseModel):
+class TokenWanted(RequestModel):
     """A request for a new token."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(strict=True)
 
     name: str = Field(
-        min_length=1,
-        max_length=128,
-        pattern=r"^[^\x00-\x1f\x7f]*$",
-        description="The person or program that the token is for.",
-        examples=["dashboard"],
+        min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$", examples=["dashboard"]
     )
+    """The person or program that the token is for."""
     scope: Scope = Field("read", description="Each allows what those before it allow.")
-    expires_in_s: int | None = Field(
-        None, ge=1, le=10 * 366 * 86400, description="The seconds until it expires; null for never."
-    )
+    expires_in_s: int | None = Field(None, ge=1, le=10 * 366 * 86400)
+    """The seconds until it expires; null for never."""
 
 
 class LoginCode(Answer):
     """A code that logs one browser in to the dashboard."""
 
     code: str = Field(description="The code, which works once.")
-    path: str = Field(
-        description="The path to open on this host; `&next=/jobs/…` leads to another page."
-    )
+    path: str
+    """The path to open on this host; `&next=/jobs/…` leads to another page."""
     lasts_s: float = Field(description="How long the code is valid.")
 
 
@@ -76,9 +71,8 @@ class BundleOut(Answer):
     """What a bundle is."""
 
     job: str
-    exported_at: datetime | None = Field(
-        description="When the bundle was exported; null in a bundle of an older release."
-    )
+    exported_at: datetime | None
+    """When the bundle was exported; null in a bundle of an older release."""
     version: str | None = Field(description="The release that exported it.")
     evidence_missing: int | None = Field(description="Pieces of evidence that it lacks.")
 
@@ -94,9 +88,8 @@ class Status(Answer):
     """The state of this replica and of the record."""
 
     version: str
-    epoch: str = Field(
-        description="The id of this database; in another one, facts have other places."
-    )
+    epoch: str
+    """The id of this database; in another one, facts have other places."""
     schema_version: str = Field(description="The version of the database schema.")
     last_n: int = Field(description="The place of the last fact in the log.")
     projected_n: int = Field(description="The place of the last fact that the tables contain.")
@@ -108,12 +101,8 @@ class Status(Answer):
     is_bus_connected: bool
     database: Literal["sqlite", "postgresql"]
     listeners: int = Field(description="Open live streams on this replica.")
-    wrong_clocks: list[WrongClock] = Field(
-        description="The nodes that are heard and whose clocks are wrong, the worst first, at most "
-        "20. If these are all nodes, the clock of this replica is wrong."
-    )
-    bundle: BundleOut | None = Field(
-        None,
-        description="The exported bundle that is served, read-only and never live; null "
-        "for a live record.",
-    )
+    wrong_clocks: list[WrongClock]
+    """The nodes that are heard and whose clocks are wrong, the worst first, at most 20. If these
+    are all nodes, the clock of this replica is wrong."""
+    bundle: BundleOut | None = None
+    """The exported bundle that is served, read-only and never live; null for a live record."""

@@ -4,11 +4,11 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from everstep.store.maintenance import MaintenanceNotice
 from everstep_services.history.api.dto.answer import Answer, present
-from everstep_services.history.api.http.parameters import TEXT
+from everstep_services.history.api.http.parameters import TEXT, RequestModel
 
 
 class MaintenanceOut(Answer):
@@ -31,25 +31,17 @@ class WebhookTaken(Answer):
     """What was done about a message."""
 
     notices: list[MaintenanceOut]
-    stale: int = Field(
-        description="How many notices the message did not change, because they are over, or"
-        " a newer message had arrived."
-    )
+    stale: int
+    """How many notices the message did not change, because they are over, or a newer message had
+    arrived."""
     ignored: list[str] = Field(description="The parts that are not about maintenance, and why.")
 
 
-class MaintenanceCancelled(BaseModel):
+class MaintenanceCancelled(RequestModel):
     """Why a person cancels a notice."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    reason: str = Field(
-        "no reason given",
-        min_length=1,
-        max_length=1000,
-        pattern=TEXT,
-        description="The reason, for the record.",
-    )
+    reason: str = Field("no reason given", min_length=1, max_length=1000, pattern=TEXT)
+    """The reason, for the record."""
 
 
 def shown(notice: MaintenanceNotice) -> MaintenanceOut:

@@ -89,21 +89,18 @@ class SavesFilter(Paging):
     """Filters of how saving goes, over all jobs."""
 
     state: list[Word] | None = _STATES
-    failing: Flag | None = Field(
-        None, description="True for tiers where the last save has failed, false for the others."
-    )
-    heard_since: Moment | None = Field(
-        None, description="Only jobs whose last fact arrived at this moment or later."
-    )
+    failing: Flag | None = None
+    """True for tiers where the last save has failed, false for the others."""
+    heard_since: Moment | None = None
+    """Only jobs whose last fact arrived at this moment or later."""
 
 
 class SaveDelayFilter(Paging):
     """Filters of nodes whose saves wait, over all jobs."""
 
     state: list[Word] | None = _STATES
-    waiting: Flag | None = Field(
-        None, description="True for nodes whose saves wait now, false for the others."
-    )
+    waiting: Flag | None = None
+    """True for nodes whose saves wait now, false for the others."""
 
 
 @router.get("/jobs/{job}/checkpoints", summary="A job's checkpoints", responses=responses(404))

@@ -3,7 +3,7 @@
 from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from everstep.bus.errors import BusDeniedError, BusError
 from everstep.messages import ControlDocument, NodesDocument, ShowSwitches, SwitchTable
@@ -19,7 +19,7 @@ from everstep_services.history.api.dto.health import (
     SwitchInForce,
 )
 from everstep_services.history.api.dto.operators import BrakeWanted, ControlWanted, Decided
-from everstep_services.history.api.http.parameters import NAME
+from everstep_services.history.api.http.parameters import NAME, RequestModel
 from everstep_services.history.api.http.problems import responses
 from everstep_services.history.api.service_calls import do, unavailable
 from everstep_services.history.operator_requests import RequestError, ask
@@ -47,14 +47,11 @@ async def get_control(context: Ctx, _token: Reader) -> Control:
         raise unavailable("bus", error) from error
 
 
-class AboutJob(BaseModel):
+class AboutJob(RequestModel):
     """The job."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    job: str | None = Field(
-        None, pattern=NAME, description="The switches for this job; by default those for all jobs."
-    )
+    job: str | None = Field(None, pattern=NAME)
+    """The switches for this job; by default those for all jobs."""
 
 
 @router.get(

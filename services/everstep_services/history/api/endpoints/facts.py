@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Path, Query, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from sqlalchemy import ColumnElement, select
 
 from everstep.store import tables
@@ -20,6 +20,7 @@ from everstep_services.history.api.http.parameters import (
     NAME,
     TEXT,
     Moment,
+    RequestModel,
     Whole,
     Word,
     check_window,
@@ -31,25 +32,16 @@ router = APIRouter(tags=["facts"])
 _JSON = "application/json"
 
 
-class Which(BaseModel):
+class Which(RequestModel):
     """Filters of facts, the same for pages and for streams."""
 
     job: str | None = Field(None, pattern=NAME, description="Only about this job.")
-    kind: list[Word] | None = Field(
-        None,
-        max_length=50,
-        description="Only of these kinds.",
-        examples=[["rank_exited", "round_ended"]],
-    )
+    kind: list[Word] | None = Field(None, max_length=50, examples=[["rank_exited", "round_ended"]])
+    """Only of these kinds."""
     round: Whole | None = Field(None, description="Only of this round.")
     node: str | None = Field(None, pattern=NAME, description="Only about this node.")
-    source: str | None = Field(
-        None,
-        max_length=256,
-        pattern=TEXT,
-        description="Only from this sender.",
-        examples=["health"],
-    )
+    source: str | None = Field(None, max_length=256, pattern=TEXT, examples=["health"])
+    """Only from this sender."""
 
     def conditions(self) -> list[ColumnElement[bool]]:
         """The filters as SQL; `matches` applies the same filters to one row."""
@@ -83,34 +75,24 @@ class Which(BaseModel):
 class FactFilter(Which, Paging):
     """A page of the log."""
 
-    since: Moment | None = Field(
-        None, description="Only facts at or after this moment, by the sender's clock."
-    )
+    since: Moment | None = None
+    """Only facts at or after this moment, by the sender's clock."""
     until: Moment | None = Field(None, description="Only before this moment.")
-    received_since: Moment | None = Field(
-        None,
-        description="Only facts that arrived at or after this moment, by the clock of history: a "
-        "sender's clock may be wrong.",
-    )
-    received_until: Moment | None = Field(
-        None, description="Only facts that arrived before this moment."
-    )
+    received_since: Moment | None = None
+    """Only facts that arrived at or after this moment, by the clock of history: a sender's clock
+    may be wrong."""
+    received_until: Moment | None = None
+    """Only facts that arrived before this moment."""
     after: Whole | None = Field(None, description="Only facts after this place in the log.")
-    order: Literal["asc", "desc"] = Field(
-        "asc", description="The order of their places in the log."
-    )
+    order: Literal["asc", "desc"] = "asc"
+    """The order of their places in the log."""
 
 
 class StreamFilter(Which):
     """Filters of the live stream."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    after: Whole | None = Field(
-        None,
-        description="Begin after this place in the log, 0 for the whole log; by default at its "
-        "end.",
-    )
+    after: Whole | None = None
+    """Begin after this place in the log, 0 for the whole log; by default at its end."""
 
 
 @router.get(

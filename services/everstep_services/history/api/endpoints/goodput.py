@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from sqlalchemy import select, union
 
 from everstep.store import tables
@@ -20,7 +20,13 @@ from everstep_services.history.api.dto.goodput import (
     shown_timeline,
 )
 from everstep_services.history.api.endpoints.jobs import check_known
-from everstep_services.history.api.http.parameters import LITERAL, JobName, Moment, check_window
+from everstep_services.history.api.http.parameters import (
+    LITERAL,
+    JobName,
+    Moment,
+    RequestModel,
+    check_window,
+)
 from everstep_services.history.api.http.problems import responses
 from everstep_services.history.goodput.ledger import CLASSES, TimeClass
 from everstep_services.history.goodput.reader import JobNews
@@ -32,21 +38,16 @@ _JOBS_MOST = 2000
 _WORST = 20
 
 
-class TimeWindow(BaseModel):
+class TimeWindow(RequestModel):
     """The window of time."""
 
-    model_config = ConfigDict(extra="forbid")
-
     since: Moment | None = Field(None, description="The begin of the window of time.")
-    until: Moment | None = Field(
-        None, description="The end of the window of time; by default now, or the end of the job."
-    )
+    until: Moment | None = None
+    """The end of the window of time; by default now, or the end of the job."""
 
 
-class TimelineWindow(BaseModel):
+class TimelineWindow(RequestModel):
     """How finely to show the time."""
-
-    model_config = ConfigDict(extra="forbid")
 
     most: Annotated[
         int,

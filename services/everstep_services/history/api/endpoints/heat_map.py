@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from fastapi import APIRouter, Header, Query, Response
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from sqlalchemy import select
 
 from everstep.messages import HeatMapDrawn, HeatMapPart, NodeRun, ShowHeatMap, decode
@@ -25,7 +25,7 @@ from everstep_services.history.api.endpoints.stragglers import (
     measure_of,
     steps_before,
 )
-from everstep_services.history.api.http.parameters import LITERAL, TEXT, JobName
+from everstep_services.history.api.http.parameters import LITERAL, TEXT, JobName, RequestModel
 from everstep_services.history.api.http.problems import ProblemError, responses
 
 router = APIRouter(tags=["slow ranks"])
@@ -41,20 +41,15 @@ _FOUND_MOST = 100
 _PARTS_MOST = 128
 
 
-class HeatMapWanted(BaseModel):
+class HeatMapWanted(RequestModel):
     """The measure and the windows of the picture."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    measure: Measure | None = Field(
-        None, description="The measure; by default `own`, or `section` if a section is named."
-    )
-    section: str = Field(
-        "", max_length=256, pattern=TEXT, description="The section to show the time of."
-    )
-    most_windows: Annotated[int, Field(ge=1, le=1000), LITERAL] = Field(
-        100, description="The number of windows; the latest are shown."
-    )
+    measure: Measure | None = None
+    """The measure; by default `own`, or `section` if a section is named."""
+    section: str = Field("", max_length=256, pattern=TEXT)
+    """The section to show the time of."""
+    most_windows: Annotated[int, Field(ge=1, le=1000), LITERAL] = 100
+    """The number of windows; the latest are shown."""
 
 
 @router.get(

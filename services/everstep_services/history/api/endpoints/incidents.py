@@ -63,29 +63,20 @@ router = APIRouter(tags=["incidents"])
 class IncidentFilter(Paging):
     """Filters of the incidents of a job."""
 
-    open: Flag | None = Field(
-        None, description="True for open incidents only, false for closed ones only."
-    )
-    outcome: list[Word] | None = Field(
-        None, max_length=10, description="Only with one of these outcomes.", examples=[["failed"]]
-    )
-    trigger: str | None = Field(
-        None, max_length=64, pattern=TEXT, description="Only with a first report of this kind."
-    )
-    node: str | None = Field(
-        None,
-        pattern=NAME,
-        description="Only incidents whose first report, or whose verdict, names this node.",
-    )
+    open: Flag | None = None
+    """True for open incidents only, false for closed ones only."""
+    outcome: list[Word] | None = Field(None, max_length=10, examples=[["failed"]])
+    """Only with one of these outcomes."""
+    trigger: str | None = Field(None, max_length=64, pattern=TEXT)
+    """Only with a first report of this kind."""
+    node: str | None = Field(None, pattern=NAME)
+    """Only incidents whose first report, or whose verdict, names this node."""
     round: Whole | None = Field(None, description="Only incidents that broke this round.")
-    since: Moment | None = Field(
-        None,
-        description="Only incidents that opened at or after this moment, by the sender's clock.",
-    )
+    since: Moment | None = None
+    """Only incidents that opened at or after this moment, by the sender's clock."""
     until: Moment | None = Field(None, description="Only incidents that opened before this moment.")
-    order: Literal["asc", "desc"] = Field(
-        "desc", description="The order of their arrival in the record."
-    )
+    order: Literal["asc", "desc"] = "desc"
+    """The order of their arrival in the record."""
 
 
 class AnyIncidentFilter(IncidentFilter):
@@ -97,20 +88,13 @@ class AnyIncidentFilter(IncidentFilter):
 class ActionFilter(Paging):
     """Filters of the decisions about a job."""
 
-    action: list[Word] | None = Field(
-        None,
-        max_length=10,
-        description="Only these actions.",
-        examples=[["restart", "stop"]],
-    )
-    mode: Literal["enforce", "observe"] | None = Field(
-        None,
-        description="`enforce` for decisions that were carried out, `observe` for those "
-        "that were only recorded.",
-    )
-    order: Literal["asc", "desc"] = Field(
-        "desc", description="The order of their places in the log."
-    )
+    action: list[Word] | None = Field(None, max_length=10, examples=[["restart", "stop"]])
+    """Only these actions."""
+    mode: Literal["enforce", "observe"] | None = None
+    """`enforce` for decisions that were carried out, `observe` for those that were only
+    recorded."""
+    order: Literal["asc", "desc"] = "desc"
+    """The order of their places in the log."""
 
 
 IncidentId = Annotated[str, Path(pattern=NAME, description="The incident's id.")]

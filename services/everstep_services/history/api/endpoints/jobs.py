@@ -75,52 +75,32 @@ _SORTS: Mapping[str, SortOrder] = {
 class JobFilter(Paging):
     """Filters of the list of jobs."""
 
-    state: list[Word] | None = Field(
-        None, max_length=10, description="Only in one of these states.", examples=[["running"]]
-    )
-    user: str | None = Field(
-        None, max_length=128, pattern=TEXT, description="Only jobs that this user has started."
-    )
-    label: list[Word] | None = Field(
-        None,
-        max_length=10,
-        description="Only jobs with this label, as `name:value`; with several, only jobs with "
-        "all of them.",
-        examples=[["team:vision"]],
-    )
-    q: str | None = Field(
-        None,
-        max_length=128,
-        pattern=TEXT,
-        description="Only jobs whose id or name contains this text, in upper or lower case.",
-    )
-    sort: Literal["created", "-created", "updated", "-updated", "job", "-job"] = Field(
-        "-created",
-        description="The order; `-` for descending. With `updated`, jobs move while you turn "
-        "pages.",
-    )
+    state: list[Word] | None = Field(None, max_length=10, examples=[["running"]])
+    """Only in one of these states."""
+    user: str | None = Field(None, max_length=128, pattern=TEXT)
+    """Only jobs that this user has started."""
+    label: list[Word] | None = Field(None, max_length=10, examples=[["team:vision"]])
+    """Only jobs with this label, as `name:value`; with several, only jobs with all of them."""
+    q: str | None = Field(None, max_length=128, pattern=TEXT)
+    """Only jobs whose id or name contains this text, in upper or lower case."""
+    sort: Literal["created", "-created", "updated", "-updated", "job", "-job"] = "-created"
+    """The order; `-` for descending. With `updated`, jobs move while you turn pages."""
 
 
 class RoundFilter(Paging):
     """Filters of the rounds of a job."""
 
     state: RoundState | None = Field(None, description="Only in this state.")
-    cause: str | None = Field(
-        None,
-        max_length=64,
-        pattern=TEXT,
-        description="Only rounds that ended for this reason.",
-        examples=["node_lost"],
-    )
+    cause: str | None = Field(None, max_length=64, pattern=TEXT, examples=["node_lost"])
+    """Only rounds that ended for this reason."""
     order: Literal["asc", "desc"] = Field("desc", description="The order of their numbers.")
 
 
 class ExitFilter(Paging):
     """Filters of the exits of a round."""
 
-    failed: Flag | None = Field(
-        None, description="True for failures only, false for other exits only."
-    )
+    failed: Flag | None = None
+    """True for failures only, false for other exits only."""
     node: str | None = Field(None, pattern=NAME, description="Only on this node.")
 
 

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 import msgspec
 from fastapi import APIRouter, Path, Query, Response
-from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import select
 
 from everstep.messages import BlobRef
@@ -15,7 +14,7 @@ from everstep.store.database import Database
 from everstep.store.queries import Record, round_state
 from everstep_services.history.api.context import Ctx, Reader
 from everstep_services.history.api.endpoints.evidence import blob_content
-from everstep_services.history.api.http.parameters import JobName, RoundNumber, Whole
+from everstep_services.history.api.http.parameters import JobName, RequestModel, RoundNumber, Whole
 from everstep_services.history.api.http.problems import ProblemError, not_found, responses
 
 router = APIRouter(tags=["logs"])
@@ -26,14 +25,11 @@ _LOGS = ("log", "stdout", "stderr")
 Rank = Annotated[Whole, Path(description="The global rank.")]
 
 
-class LogFilter(BaseModel):
+class LogFilter(RequestModel):
     """The stream of the rank."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    stream: Literal["stdout", "stderr"] | None = Field(
-        None, description="The stream; by default stderr, or stdout if stderr was empty."
-    )
+    stream: Literal["stdout", "stderr"] | None = None
+    """The stream; by default stderr, or stdout if stderr was empty."""
 
 
 @router.get(

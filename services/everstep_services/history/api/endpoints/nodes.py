@@ -49,46 +49,31 @@ class NodeFilter(Paging):
     """Filters of the list of nodes."""
 
     job: str | None = Field(None, pattern=NAME, description="Only nodes that joined this job last.")
-    state: NodePresence | None = Field(
-        None, description="Only nodes whose last known state is this."
-    )
-    healthy: Flag | None = Field(
-        None, description="True for nodes that passed their last check, false for the others."
-    )
-    suspect: Flag | None = Field(
-        None, description="True for nodes with evidence against them, false for the others."
-    )
-    excluded: Flag | None = Field(
-        None, description="True for nodes that are excluded now, false for the others."
-    )
-    attention: Flag | None = Field(
-        None,
-        description="True for nodes that are unhealthy, suspect or excluded now, false for "
-        "the others.",
-    )
-    q: str | None = Field(
-        None,
-        max_length=128,
-        pattern=TEXT,
-        description="Only nodes whose id or address contains this text, in upper or lower case.",
-    )
-    sort: Literal["node", "strikes"] = Field(
-        "node",
-        description="By id, or those with the most strikes first; by `strikes`, nodes move while "
-        "you turn pages, and `order` is of the ids of those with equally many.",
-    )
+    state: NodePresence | None = None
+    """Only nodes whose last known state is this."""
+    healthy: Flag | None = None
+    """True for nodes that passed their last check, false for the others."""
+    suspect: Flag | None = None
+    """True for nodes with evidence against them, false for the others."""
+    excluded: Flag | None = None
+    """True for nodes that are excluded now, false for the others."""
+    attention: Flag | None = None
+    """True for nodes that are unhealthy, suspect or excluded now, false for the others."""
+    q: str | None = Field(None, max_length=128, pattern=TEXT)
+    """Only nodes whose id or address contains this text, in upper or lower case."""
+    sort: Literal["node", "strikes"] = "node"
+    """By id, or those with the most strikes first; by `strikes`, nodes move while you turn pages,
+    and `order` is of the ids of those with equally many."""
     order: Literal["asc", "desc"] = Field("asc", description="The order of their ids.")
 
 
 class CheckFilter(Paging):
     """Filters of the checks of a node."""
 
-    healthy: Flag | None = Field(
-        None, description="True for examinations without a problem, false for the others."
-    )
-    order: Literal["asc", "desc"] = Field(
-        "desc", description="The order of their places in the log."
-    )
+    healthy: Flag | None = None
+    """True for examinations without a problem, false for the others."""
+    order: Literal["asc", "desc"] = "desc"
+    """The order of their places in the log."""
 
 
 @router.get("/nodes", summary="List nodes", responses=responses())

@@ -4,7 +4,7 @@ from collections.abc import Awaitable
 from typing import Annotated, Literal, TypeVar
 
 from fastapi import APIRouter, Header, Query, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from everstep.bus.errors import BusError
 from everstep.store.times import to_us
@@ -23,6 +23,7 @@ from everstep_services.history.api.http.parameters import (
     TEXT,
     JobName,
     Moment,
+    RequestModel,
     RoundNumber,
     Whole,
 )
@@ -46,45 +47,37 @@ _HOW = "start its agents with `everstep run --store-logs`, or set agent.store_lo
 _NEXT = "Everstep-Next"
 
 
-class LineFilter(BaseModel):
+class LineFilter(RequestModel):
     """Which lines. Unknown parameters are refused."""
 
-    model_config = ConfigDict(extra="forbid")
-
     node: Annotated[list[Annotated[str, Field(pattern=NAME)]], Field(max_length=_NODES_MOST)] = (
-        Field([], description="Only of these nodes.")
+        Field([])
     )
-    rank: Annotated[list[Whole], Field(max_length=_RANKS_MOST)] = Field(
-        [], description="Only of these ranks."
-    )
+    """Only of these nodes."""
+    rank: Annotated[list[Whole], Field(max_length=_RANKS_MOST)] = Field([])
+    """Only of these ranks."""
     stream: Literal["stdout", "stderr"] | None = Field(None, description="Only of this stream.")
-    since: Moment | None = Field(
-        None, description="Only lines that their nodes have seen at or after this moment."
-    )
-    until: Moment | None = Field(
-        None, description="Only lines that their nodes have seen before this moment."
-    )
-    contains: str | None = Field(
-        None, min_length=1, max_length=256, pattern=TEXT, description="Only lines with this text."
-    )
+    since: Moment | None = None
+    """Only lines that their nodes have seen at or after this moment."""
+    until: Moment | None = None
+    """Only lines that their nodes have seen before this moment."""
+    contains: str | None = Field(None, min_length=1, max_length=256, pattern=TEXT)
+    """Only lines with this text."""
     regex: str | None = Field(
         None, min_length=1, max_length=256, pattern=TEXT,
         description="Only lines in which this regular expression of Python is found.",
     )  # fmt: skip
-    limit: Annotated[int, Field(ge=1, le=5000), LITERAL] = Field(
-        1000, description="The most lines of a page."
-    )
-    cursor: str | None = Field(
-        None, max_length=1024, description="`next` of the previous page, with the same filters."
-    )
+    limit: Annotated[int, Field(ge=1, le=5000), LITERAL] = 1000
+    """The most lines of a page."""
+    cursor: str | None = Field(None, max_length=1024)
+    """`next` of the previous page, with the same filters."""
 
 
 class JobLineFilter(LineFilter):
     """Which lines of a job."""
 
-    round: Whole | None = Field(
-        None, description="Only of this round; by default the newest round with output."
-    )
+    round: Whole | None = None
+    """Only of this round; by default the newest round with output."""
 
 
 @router.get("/jobs/{job}/logs", summary="The output of ranks", responses=responses(404))

@@ -30,9 +30,8 @@ _MEMBERS_MOST = 100_000
 class RankFilter(Paging):
     """Filters of the list of ranks."""
 
-    state: list[Word] | None = Field(
-        None, max_length=10, description="Only in one of these states.", examples=[["stalled"]]
-    )
+    state: list[Word] | None = Field(None, max_length=10, examples=[["stalled"]])
+    """Only in one of these states."""
     node: str | None = Field(None, pattern=NAME, description="Only on this node.")
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from sqlalchemy import func, select
 
 from everstep.bus.errors import BusDeniedError
@@ -31,7 +31,14 @@ from everstep_services.history.api.dto.stragglers import (
 )
 from everstep_services.history.api.endpoints.jobs import check_known
 from everstep_services.history.api.http.list_pages import Paging, paged
-from everstep_services.history.api.http.parameters import LITERAL, NAME, TEXT, JobName, Whole
+from everstep_services.history.api.http.parameters import (
+    LITERAL,
+    NAME,
+    TEXT,
+    JobName,
+    RequestModel,
+    Whole,
+)
 from everstep_services.history.api.http.problems import ProblemError, responses
 from everstep_services.history.api.service_calls import unavailable
 from everstep_services.history.operator_requests import (
@@ -55,64 +62,47 @@ class SlowRankFilter(Paging):
     """Filters of findings."""
 
     state: Literal["open", "cleared"] | None = Field(None, description="Only in this state.")
-    cause: list[SlowRankCause] | None = Field(
-        None,
-        max_length=10,
-        description="Only with one of these causes.",
-        examples=[["input", "host"]],
-    )
+    cause: list[SlowRankCause] | None = Field(None, max_length=10, examples=[["input", "host"]])
+    """Only with one of these causes."""
     node: str | None = Field(None, pattern=NAME, description="Only on this node.")
     rank: Whole | None = Field(None, description="Only this rank.")
     round: Whole | None = Field(None, description="Only in this round.")
-    order: Literal["asc", "desc"] = Field(
-        "desc", description="The order of their places in the log."
-    )
+    order: Literal["asc", "desc"] = "desc"
+    """The order of their places in the log."""
 
 
 class ShiftFilter(Paging):
     """Filters of changes of the step time."""
 
     round: Whole | None = Field(None, description="Only in this round.")
-    order: Literal["asc", "desc"] = Field(
-        "desc", description="The order of their places in the log."
-    )
+    order: Literal["asc", "desc"] = "desc"
+    """The order of their places in the log."""
 
 
-class _Live(BaseModel):
+class _Live(RequestModel):
     """Parameters of a question to a service. Unknown parameters are refused."""
-
-    model_config = ConfigDict(extra="forbid")
 
 
 class ScoresWanted(_Live):
     """Parameters of the comparison of ranks."""
 
-    most: Annotated[int, Field(ge=1, le=4096), LITERAL] = Field(
-        100, description="The number of ranks, beginning with the slowest."
-    )
+    most: Annotated[int, Field(ge=1, le=4096), LITERAL] = 100
+    """The number of ranks, beginning with the slowest."""
     role: str = Field("", max_length=256, pattern=TEXT, description="Only this role group.")
 
 
 class TimingsWanted(_Live):
     """The part of the table to show."""
 
-    measure: Measure | None = Field(
-        None, description="The measure; by default `own`, or `section` if a section is named."
-    )
-    section: str = Field(
-        "",
-        max_length=256,
-        pattern=TEXT,
-        description="The section to show the time of.",
-        examples=["data"],
-    )
+    measure: Measure | None = None
+    """The measure; by default `own`, or `section` if a section is named."""
+    section: str = Field("", max_length=256, pattern=TEXT, examples=["data"])
+    """The section to show the time of."""
     first_rank: Whole = Field(0, description="The first rank to show.")
-    most_ranks: Annotated[int, Field(ge=1, le=4096), LITERAL] = Field(
-        512, description="The most ranks to show."
-    )
-    most_windows: Annotated[int, Field(ge=1, le=1000), LITERAL] = Field(
-        60, description="The most windows to show; the latest are shown."
-    )
+    most_ranks: Annotated[int, Field(ge=1, le=4096), LITERAL] = 512
+    """The most ranks to show."""
+    most_windows: Annotated[int, Field(ge=1, le=1000), LITERAL] = 60
+    """The most windows to show; the latest are shown."""
 
 
 @router.get("/jobs/{job}/stragglers", summary="A job's slow ranks", responses=responses(404))

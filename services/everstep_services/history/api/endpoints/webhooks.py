@@ -61,13 +61,11 @@ Signed = Annotated[SignedMessage, Depends(_signed)]
 class MaintenanceFilter(Paging):
     """Filters of the list of notices."""
 
-    sender: str | None = Field(
-        None, max_length=128, pattern=TEXT, description="Only of this sender."
-    )
+    sender: str | None = Field(None, max_length=128, pattern=TEXT)
+    """Only of this sender."""
     node: str | None = Field(None, pattern=NAME, description="Only about this node.")
-    state: Literal["waiting", "done", "observed", "refused", "failed", "cancelled"] | None = Field(
-        None, description="Only in this state."
-    )
+    state: Literal["waiting", "done", "observed", "refused", "failed", "cancelled"] | None = None
+    """Only in this state."""
 
 
 @router.post(

@@ -4,25 +4,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from sqlalchemy import Select
 
 from everstep.store.queries import Record, SortOrder, page
 from everstep_services.history.api.context import Context
-from everstep_services.history.api.http.parameters import LITERAL
+from everstep_services.history.api.http.parameters import LITERAL, RequestModel
 
 
-class Paging(BaseModel):
+class Paging(RequestModel):
     """How much of a list, and from where. Unknown parameters are refused."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    limit: Annotated[int, Field(ge=1, le=1000), LITERAL] = Field(
-        100, description="The most items of a page."
-    )
-    cursor: str | None = Field(
-        None, max_length=1024, description="`next` of the previous page, with the same filters."
-    )
+    limit: Annotated[int, Field(ge=1, le=1000), LITERAL] = 100
+    """The most items of a page."""
+    cursor: str | None = Field(None, max_length=1024)
+    """`next` of the previous page, with the same filters."""
 
     def question(self, path: str) -> list[object]:
         """The question that a cursor belongs to: everything but the page."""

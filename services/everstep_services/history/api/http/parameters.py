@@ -1,12 +1,24 @@
 """Parameters in paths and filters that several endpoints share."""
 
+import ast
 import re
+import sys
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import Annotated
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Unpack
 
-from fastapi import Path
-from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field
+from fastapi import Path as PathParameter
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+)
 
 from everstep_services.history.api.http.problems import ProblemError
 
@@ -17,6 +29,40 @@ _MOMENT = re.compile(
     r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(:\d\d([.]\d+)?)?([Zz]|[+-]\d\d:?\d\d)", re.ASCII
 )
 _WHOLE = re.compile(r"-?\d{1,40}", re.ASCII)
+
+
+@cache
+def _strings_under_fields(module: str) -> dict[tuple[str, str], str]:
+    """By class and field, on one line each. Pydantic's own way reads a file once for each class."""
+    path = sys.modules[module].__file__
+    assert path is not None
+    classes = [
+        node for node in ast.parse(Path(path).read_bytes()).body if isinstance(node, ast.ClassDef)
+    ]
+    return {
+        (of.name, field.target.id): " ".join(str(under.value.value).split())
+        for of in classes
+        for field, under in pairwise(of.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(under, ast.Expr) and isinstance(under.value, ast.Constant)
+    }
+
+
+class DescribedModel(BaseModel):
+    """A shape whose fields are described by `Field`, or by the string that stands under one."""
+
+    def __init_subclass__(cls, **rest: Unpack[ConfigDict]) -> None:
+        super().__init_subclass__(**rest)
+        for (of, name), text in _strings_under_fields(cls.__module__).items():
+            if of == cls.__name__:
+                hint = cls.__annotations__[name]
+                cls.__annotations__[name] = Annotated[hint, Field(description=text)]
+
+
+class RequestModel(DescribedModel):
+    """The parameters or the body of a request; unknown ones are refused."""
+
+    model_config = ConfigDict(extra="forbid")
 
 
 def check_window(
@@ -81,6 +127,10 @@ Moment = Annotated[AwareDatetime, BeforeValidator(_moment), AfterValidator(_with
 """Values in a URL, each with exactly one spelling: others are refused."""
 Word = Annotated[str, Field(max_length=256, pattern=TEXT)]
 
-JobName = Annotated[str, Path(pattern=NAME, description="The job's id.", examples=["llama-8b"])]
-RoundNumber = Annotated[Whole, Path(description="The round's number.")]
-NodeName = Annotated[str, Path(pattern=NAME, description="The node's id.", examples=["node-07"])]
+JobName = Annotated[
+    str, PathParameter(pattern=NAME, description="The job's id.", examples=["llama-8b"])
+]
+RoundNumber = Annotated[Whole, PathParameter(description="The round's number.")]
+NodeName = Annotated[
+    str, PathParameter(pattern=NAME, description="The node's id.", examples=["node-07"])
+]
