@@ -102,16 +102,10 @@ class BusSettings(Settings, frozen=True, kw_only=True):
             raise ValueError("user and password_file belong together")
         if self.replicas not in {1, 3, 5}:
             raise ValueError(f"replicas must be 1, 3 or 5, got {self.replicas}")
-        for name in (
-            *RETENTION,
-            "connect_within_s",
-            "ping_interval_s",
-            "service_ping_interval_s",
-            "request_within_s",
-            "verify_every_s",
-        ):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be more than 0, got {getattr(self, name):g}")
+        self._above_zero(
+            f"{' '.join(RETENTION)} connect_within_s ping_interval_s service_ping_interval_s "
+            "request_within_s verify_every_s"
+        )
 
     @property
     def retention(self) -> Retention:

@@ -32,5 +32,4 @@ class ObserveSettings(Settings, frozen=True, kw_only=True):
             raise ValueError(f"port must be from 0 to 65535, got {self.port}")
         if self.traces_url and not self.traces_url.startswith(("http://", "https://")):
             raise ValueError(f"traces_url must begin with http:// or https://: {self.traces_url!r}")
-        if self.check_within_s <= 0:
-            raise ValueError(f"check_within_s must be above 0, got {self.check_within_s:g}")
+        self._above_zero("check_within_s")

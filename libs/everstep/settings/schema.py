@@ -1,7 +1,9 @@
 """A section of the settings: its fields, their help, and how a value is shown."""
 
 import functools
+import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -26,8 +28,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Names carry units (`_s`, `_bytes`). A secret is never a value: only the path of the file
     that holds it, in a field whose name ends in `_file`. The string under a field is its help.
-    Relations between values are checked in `__post_init__`, by raising ValueError.
+    Values are checked in `__post_init__`, by raising ValueError.
     """
+
+    def _above_zero(self, names: str, below: float = math.inf) -> None:
+        """Refuse these numbers, where they are set, unless they are above 0."""
+        self._check(names, "be above 0", lambda value: value > 0)
+        self._check(names, f"be below {below:g}", lambda value: below == math.inf or value < below)
+
+    def _not_negative(self, names: str, below: float = math.inf) -> None:
+        """Refuse these numbers, where they are set, if they are below 0."""
+        self._check(names, "not be negative", lambda value: value >= 0)
+        self._check(names, f"be below {below:g}", lambda value: below == math.inf or value < below)
+
+    def _at_least(self, least: float, names: str) -> None:
+        """Refuse these numbers, where they are set, if they are below the least."""
+        self._check(names, f"be at least {least:.15g}", lambda value: value >= least)
+
+    def _check(self, names: str, rule: str, obeys: Callable[[float], bool]) -> None:
+        for name in names.split():
+            value = getattr(self, name)
+            if value is not None and not obeys(value):
+                raise ValueError(f"{name} must {rule}, got {value:g}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,24 +152,21 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     """The settings of states in memory."""
 
     def __post_init__(self) -> None:
-        for name in _ABOVE_ZERO:
-            value = getattr(self, name)
-            if value is not None and not 0 < value < 1e9:
-                raise ValueError(f"{name} must be above 0, got {value:g}")
-        for name in _ZERO_OR_MORE:
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < 1e7:
-                raise ValueError(f"{name} must be 0 or more, got {value:g}")
+        self._above_zero(
+            "unheard_within_s first_step_limit_s section_limit_s checkpoint_limit_s "
+            "evaluation_limit_s step_limit_s idle_compile_s interpreter_within_s join_within_s "
+            "scheduler_grace_s",
+            below=1e9,
+        )
+        self._not_negative(
+            "stop_grace_s preempt_grace_s agree_within_s max_restarts max_restarts_per_hour "
+            "infra_rank",
+            below=1e7,
+        )
         _check_words("preempt_signals", self.preempt_signals, _NOTICES)
         _check_words("evidence_without", self.evidence_without, KINDS)
-        if self.warmup_steps is not None and self.warmup_steps < 1:
-            raise ValueError(f"warmup_steps must be 1 or more, got {self.warmup_steps}")
-        if self.store_logs_bytes_per_s < 1024:
-            raise ValueError(
-                f"store_logs_bytes_per_s must be 1024 or more, got {self.store_logs_bytes_per_s}"
-            )
-        if self.no_progress_limit is not None and self.no_progress_limit < 1:
-            raise ValueError(f"no_progress_limit must be 1 or more, got {self.no_progress_limit}")
+        self._at_least(1, "warmup_steps no_progress_limit")
+        self._at_least(1024, "store_logs_bytes_per_s")
 
 
 def _check_words(name: str, words: Iterable[str], allowed: Collection[str]) -> None:
@@ -179,23 +176,3 @@ def _check_words(name: str, words: Iterable[str], allowed: Collection[str]) -> N
 
 
 _NOTICES = frozenset({"SIGTERM", "SIGUSR1", "SIGUSR2"})
-_ABOVE_ZERO = (
-    "unheard_within_s",
-    "first_step_limit_s",
-    "section_limit_s",
-    "checkpoint_limit_s",
-    "evaluation_limit_s",
-    "step_limit_s",
-    "idle_compile_s",
-    "interpreter_within_s",
-    "join_within_s",
-    "scheduler_grace_s",
-)
-_ZERO_OR_MORE = (
-    "stop_grace_s",
-    "preempt_grace_s",
-    "agree_within_s",
-    "max_restarts",
-    "max_restarts_per_hour",
-    "infra_rank",
-)

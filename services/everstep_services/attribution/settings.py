@@ -28,11 +28,7 @@ class ExplainerSettings(Settings, frozen=True, kw_only=True):
             raise ValueError(f"url must begin with http:// or https://, got {self.url!r}")
         if self.url and not self.model:
             raise ValueError("url needs model: the name of a model at that endpoint")
-        if self.within_s <= 0 or self.most_tokens < 1:
-            raise ValueError(
-                f"within_s and most_tokens must be above 0, got {self.within_s:g} and "
-                f"{self.most_tokens}"
-            )
+        self._above_zero("within_s most_tokens")
 
 
 class AttributionSettings(Settings, frozen=True, kw_only=True):
@@ -66,9 +62,7 @@ class AttributionSettings(Settings, frozen=True, kw_only=True):
     """A model that explains finished verdicts; it never decides."""
 
     def __post_init__(self) -> None:
-        for name in ("quiet_s", "again_after_s", "analyzer_within_s", "offences_within_s"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name):g}")
+        self._above_zero("quiet_s again_after_s analyzer_within_s offences_within_s")
         if self.first_within_s < self.quiet_s:
             raise ValueError(
                 f"need quiet_s <= first_within_s, got {self.quiet_s:g} and {self.first_within_s:g}"
@@ -78,12 +72,7 @@ class AttributionSettings(Settings, frozen=True, kw_only=True):
                 f"need analyzer_within_s <= analyzer_longest_s, got {self.analyzer_within_s:g} and "
                 f"{self.analyzer_longest_s:g}"
             )
-        if self.offences < 1:
-            raise ValueError(f"offences must be at least 1, got {self.offences}")
-        if self.at_once < 1 or self.keep_days < 1:
-            raise ValueError(
-                f"at_once and keep_days must be at least 1, got {self.at_once} and {self.keep_days}"
-            )
+        self._at_least(1, "offences at_once keep_days")
 
 
 def defaults(settings: AttributionSettings) -> PolicySwitches:

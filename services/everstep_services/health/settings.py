@@ -30,8 +30,7 @@ class LimitSettings(Settings, frozen=True, kw_only=True):
     """The shortest time between two changes of a job's limits."""
 
     def __post_init__(self) -> None:
-        if self.factor < 2:
-            raise ValueError(f"factor must be at least 2, got {self.factor:g}")
+        self._at_least(2, "factor")
         for floor, cap in (
             ("floor_s", "cap_s"),
             ("long_floor_s", "long_cap_s"),
@@ -42,8 +41,8 @@ class LimitSettings(Settings, frozen=True, kw_only=True):
                     f"{floor} must be above 0 and at most {cap}, got "
                     f"{getattr(self, floor):g} and {getattr(self, cap):g}"
                 )
-        if self.observations < 1 or self.write_every_s <= 0:
-            raise ValueError("observations must be at least 1, write_every_s above 0")
+        self._at_least(1, "observations")
+        self._above_zero("write_every_s")
 
 
 class NodeSettings(Settings, frozen=True, kw_only=True):
@@ -78,23 +77,15 @@ class NodeSettings(Settings, frozen=True, kw_only=True):
     """How often health judges nodes without new facts about them."""
 
     def __post_init__(self) -> None:
-        for name in ("strikes_limit", "check_windows", "distrust_nodes", "exclude_most"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        self._at_least(1, "strikes_limit check_windows distrust_nodes exclude_most")
         for name in ("distrust_ratio", "breaker_ratio"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(
                     f"{name} must be above 0 and at most 1, got {getattr(self, name):g}"
                 )
-        for name in (
-            "strikes_window_s",
-            "check_window_s",
-            "exclude_ttl_s",
-            "breaker_window_s",
-            "judge_every_s",
-        ):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name):g}")
+        self._above_zero(
+            "strikes_window_s check_window_s exclude_ttl_s breaker_window_s judge_every_s"
+        )
 
 
 class HealthSettings(Settings, frozen=True, kw_only=True):
@@ -150,8 +141,8 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
                 f"{self.hailed_limit_s:g} and {self.silence_limit_s:g}"
             )
         self._check_ticks()
-        if self.stopped_limit_s < 0:
-            raise ValueError(f"stopped_limit_s must not be negative, got {self.stopped_limit_s:g}")
+        self._not_negative("stopped_limit_s reconnect_grace_s")
+        self._at_least(1, "inbox_beats")
         for name, least in (
             ("all_silent_limit_s", "silence_limit_s"),
             ("all_cut_off_limit_s", "all_silent_limit_s"),
@@ -164,8 +155,6 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
             raise ValueError(
                 f"forget_after_s must be above every limit, got {self.forget_after_s:g}"
             )
-        if self.reconnect_grace_s < 0 or self.inbox_beats < 1:
-            raise ValueError("reconnect_grace_s must not be negative, inbox_beats at least 1")
 
     def _check_ticks(self) -> None:
         if not 0 < self.tick_s <= 1:

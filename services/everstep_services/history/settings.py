@@ -6,12 +6,6 @@ from everstep.settings import Settings
 from everstep_services.history.webhooks.settings import WebhooksSettings
 
 
-def _positive(settings: Settings, *names: str) -> None:
-    for name in names:
-        if getattr(settings, name) <= 0:
-            raise ValueError(f"{name} must be above 0, got {getattr(settings, name):g}")
-
-
 class HistorySettings(Settings, frozen=True, kw_only=True):
     """The database, and how facts get into it."""
 
@@ -55,22 +49,11 @@ class HistorySettings(Settings, frozen=True, kw_only=True):
     clock. Nothing else follows from it."""
 
     def __post_init__(self) -> None:
-        _positive(
-            self,
-            "database_readers",
-            "read_within_s",
-            "write_within_s",
-            "batch_facts",
-            "fetch_within_s",
-            "lease_ttl_s",
-            "retry_first_s",
-            "poll_every_s",
-            "clock_offset_limit_s",
+        self._above_zero(
+            "database_readers read_within_s write_within_s batch_facts fetch_within_s lease_ttl_s "
+            "retry_first_s poll_every_s clock_offset_limit_s"
         )
-        if self.keep_jobs_days < 0:
-            raise ValueError(f"keep_jobs_days must not be negative, got {self.keep_jobs_days}")
-        if self.keep_log_bytes < 0:
-            raise ValueError(f"keep_log_bytes must not be negative, got {self.keep_log_bytes}")
+        self._not_negative("keep_jobs_days keep_log_bytes")
         if self.batch_facts > 20_000:
             raise ValueError(f"batch_facts must be at most 20000, got {self.batch_facts}")
         if self.fetch_within_s * 3 > self.lease_ttl_s:
@@ -129,20 +112,8 @@ class ApiSettings(Settings, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port must be from 0 to 65535, got {self.port}")
-        _positive(
-            self,
-            "max_body_bytes",
-            "max_url_bytes",
-            "max_header_bytes",
-            "max_response_bytes",
-            "max_connections",
-            "headers_within_s",
-            "body_within_s",
-            "max_concurrent",
-            "answer_within_s",
-            "max_listeners",
-            "max_listeners_per_token",
-            "keep_alive_s",
-            "slow_client_s",
-            "failed_logins_per_minute",
+        self._above_zero(
+            "max_body_bytes max_url_bytes max_header_bytes max_response_bytes max_connections "
+            "headers_within_s body_within_s max_concurrent answer_within_s max_listeners "
+            "max_listeners_per_token keep_alive_s slow_client_s failed_logins_per_minute"
         )

@@ -60,10 +60,7 @@ class KubernetesSettings(Settings, frozen=True, kw_only=True):
     """The longest wait between two attempts at an API server that does not answer."""
 
     def __post_init__(self) -> None:
-        for name in ("save_within_s", "exclude_for_s", "look_every_s", "retry_most_s"):
-            if not 0 < getattr(self, name) < 1e7:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name):g}")
-        if self.marks_most < 1:
-            raise ValueError(f"marks_most must be 1 or more, got {self.marks_most}")
+        self._above_zero("save_within_s exclude_for_s look_every_s retry_most_s", 1e7)
+        self._at_least(1, "marks_most")
         if not self.api_url.startswith(("https://", "http://127.0.0.1", "http://localhost")):
             raise ValueError(f"api_url must begin with https://: {self.api_url!r}")

@@ -18,5 +18,4 @@ class LoginSettings(Settings, frozen=True, kw_only=True):
     service may be away for the other half."""
 
     def __post_init__(self) -> None:
-        if self.valid_s < _LEAST_S:
-            raise ValueError(f"valid_s must be at least {_LEAST_S}, got {self.valid_s}")
+        self._at_least(_LEAST_S, "valid_s")

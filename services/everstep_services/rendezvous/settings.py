@@ -78,23 +78,11 @@ class RendezvousSettings(Settings, frozen=True, kw_only=True):
     """How long one write of a job's document may take."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "join_within_s",
-            "network_test_within_s",
-            "probe_within_s",
-            "probe_every_s",
-            "unheard_after_s",
-            "refill_every_s",
-        ):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name):g}")
-        if self.probes_at_once < 1:
-            raise ValueError(f"probes_at_once must be at least 1, got {self.probes_at_once}")
-        if self.replica_factor < 1 or (self.replica_jump is not None and self.replica_jump < 1):
-            raise ValueError(
-                f"replica_factor and replica_jump must be at least 1, got {self.replica_factor} "
-                f"and {self.replica_jump}"
-            )
+        self._above_zero(
+            "join_within_s network_test_within_s probe_within_s probe_every_s unheard_after_s "
+            "refill_every_s"
+        )
+        self._at_least(1, "probes_at_once replica_factor replica_jump")
         if not 1 <= self.replica_parts_needed <= max(self.replica_factor - 1, 1):
             raise ValueError(
                 f"replica_parts_needed must be from 1 to replica_factor - 1, got "

@@ -56,19 +56,14 @@ class StragglerSettings(Settings, frozen=True, kw_only=True):
     """Messages of agents that may wait to be read; beyond it the oldest are dropped: a gap."""
 
     def __post_init__(self) -> None:
-        for name in (
-            *("window_s", "exclude_after_s", "drain_within_s", "grace_s", "forget_after_s"),
-            *("tick_s", "takeover_s", "slower_ratio"),
-        ):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name):g}")
-        for name in ("stop_reports", "report_ranks", "inbox_windows"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        self._above_zero(
+            "window_s exclude_after_s drain_within_s grace_s forget_after_s tick_s takeover_s "
+            "slower_ratio"
+        )
+        self._at_least(1, "stop_reports report_ranks inbox_windows")
         if not 0 < self.stop_below < 1:
             raise ValueError(f"stop_below must be between 0 and 1, got {self.stop_below:g}")
-        if self.report_every_s < 0 or self.window_steps < 0:
-            raise ValueError("report_every_s and window_steps must not be negative")
+        self._not_negative("report_every_s window_steps")
         self._check_exclusions()
 
     def _check_exclusions(self) -> None:

@@ -107,8 +107,8 @@ def test_a_value_that_makes_no_sense_changes_nothing(value: str) -> None:
         ({"exclude_confidence": 1.1}, "exclude_confidence must be above 0 and at most 1, got 1.1"),
         ({"exclude_causes": ("design",)}, "exclude_causes may be host, device, .* got design"),
         ({"tick_s": 0.0}, "tick_s must be above 0"),
-        ({"report_every_s": -1.0}, "report_every_s and window_steps must not be negative"),
-        ({"window_steps": -1}, "report_every_s and window_steps must not be negative"),
+        ({"report_every_s": -1.0}, "report_every_s must not be negative, got -1"),
+        ({"window_steps": -1}, "window_steps must not be negative, got -1"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(changes: dict[str, float], said: str) -> None:

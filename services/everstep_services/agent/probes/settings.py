@@ -159,9 +159,7 @@ class ChecksSettings(Settings, frozen=True, kw_only=True):
     """A folder of executables that are checks, too, each by its file's name."""
 
     def __post_init__(self) -> None:
-        for name in ("every_s", "within_s", "all_within_s", "storage_within_s", "daemon_within_s"):
-            if not 0 < getattr(self, name) < 1e6:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name):g}")
+        self._above_zero("every_s within_s all_within_s storage_within_s daemon_within_s", 1e6)
         if self.room_failed_mib > self.room_least_mib:
             raise ValueError(
                 f"room_failed_mib must not be above room_least_mib, got "

@@ -61,9 +61,7 @@ class CheckpointSettings(Settings, frozen=True, kw_only=True):
             raise ValueError(f"port must be from 0 to 65535, got {self.port}")
         if not 1 <= self.streams <= 64:
             raise ValueError(f"streams must be from 1 to 64, got {self.streams}")
-        for name in ("least_mib_s", "silent_s", "fetch_within_s"):
-            if not 0 < getattr(self, name) < 1e9:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name):g}")
+        self._above_zero("least_mib_s silent_s fetch_within_s", 1e9)
         names = ("ca_file", "cert_file", "key_file")
         missing = [name for name in names if getattr(self, name) is None]
         if 0 < len(missing) < len(names):
@@ -90,6 +88,4 @@ class CheckpointSettings(Settings, frozen=True, kw_only=True):
     def _check_sizes(self) -> None:
         if self.left_for_s is not None and not 0 <= self.left_for_s <= 366 * 86400:
             raise ValueError(f"left_for_s must be from 0 to a year, got {self.left_for_s:g}")
-        for name in ("own_most_bytes", "held_most_bytes", "left_most_bytes", "room_least_bytes"):
-            if (getattr(self, name) or 0) < 0:
-                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
+        self._not_negative("own_most_bytes held_most_bytes left_most_bytes room_least_bytes")

@@ -33,8 +33,7 @@ class ClientSettings(Settings, frozen=True, kw_only=True):
         parts = urlsplit(self.url or "http://by-default")
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ValueError(f"url must be http://HOST… or https://HOST…, got {self.url!r}")
-        if self.timeout_s <= 0:
-            raise ValueError(f"timeout_s must be above 0, got {self.timeout_s:g}")
+        self._above_zero("timeout_s")
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,8 +98,7 @@ class DeadManSettings(Settings, frozen=True, kw_only=True):
     """The HTTP method of the ping."""
 
     def __post_init__(self) -> None:
-        if self.every_s < 1:
-            raise ValueError(f"every_s must be at least 1, got {self.every_s:g}")
+        self._at_least(1, "every_s")
 
 
 class NotifySettings(Settings, frozen=True, kw_only=True):
@@ -142,12 +141,8 @@ class NotifySettings(Settings, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _checked_url("dashboard_url", self.dashboard_url)
-        for name in ("within_s", "retry_first_s", "retry_most_s", "retry_for_s", "stale_after_s"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name):g}")
-        for name in ("settle_s", "cooldown_s", "slow_rank_after_s"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name):g}")
+        self._above_zero("within_s retry_first_s retry_most_s retry_for_s stale_after_s")
+        self._not_negative("settle_s cooldown_s slow_rank_after_s")
         if self.within_s > 20:
             raise ValueError(f"within_s must be at most 20, got {self.within_s:g}")
         if self.retry_most_s < self.retry_first_s:

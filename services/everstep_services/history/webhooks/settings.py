@@ -29,9 +29,7 @@ class WebhooksSettings(Settings, frozen=True, kw_only=True):
     """The most nodes for which notices of a sender may wait."""
 
     def __post_init__(self) -> None:
-        for name in ("replay_window_s", "per_minute", "waiting_most"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name):g}")
+        self._above_zero("replay_window_s per_minute waiting_most")
         for name in ("lead_s", "save_within_s"):
             if not 0 <= getattr(self, name) <= 86400:
                 raise ValueError(f"{name} must be 0 to 86400, got {getattr(self, name):g}")

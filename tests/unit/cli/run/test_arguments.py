@@ -301,7 +301,7 @@ def test_a_name_that_no_section_can_have_is_refused() -> None:
 def test_a_number_of_warm_up_steps_must_make_sense() -> None:
     with pytest.raises(UsageError, match="--warmup-steps '0': it must be at least 1"):
         ours(["--warmup-steps", "0", "x.py"])
-    with pytest.raises(ValueError, match="warmup_steps must be 1 or more, got 0"):
+    with pytest.raises(ValueError, match="warmup_steps must be at least 1, got 0"):
         AgentSettings(warmup_steps=0)
 
 
