@@ -278,6 +278,11 @@ class Session:
             self._trackers.append(tracker)
         return tracker is not None
 
+    def _mark(self, name: str, step: int) -> None:
+        """Mark a step in the trackers, as that of a roll-back."""
+        for tracker in self._trackers:
+            tracker.mark(name, step)
+
     def _detach(self) -> None:
         """Write to private memory from now on: this process is not the rank."""
         self._link.detach()

@@ -10,6 +10,7 @@ import atexit
 import json
 import mmap
 import os
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
@@ -23,6 +24,7 @@ from trainer_sdk.sdk_log import warn_once
 PREFIX = "everstep"
 _JOINED_WITHIN_S = 5.0
 _SHORTEST_S = 0.1
+_MARKS_MOST = 1000
 
 
 class FigureSink(Protocol):
@@ -99,6 +101,7 @@ class Tracker:
         self._page = PageView(self._copy)
         self._ended: dict[int, int] = {}
         """For each section, the number of its ends that were read."""
+        self._marks: deque[tuple[str, int]] = deque(maxlen=_MARKS_MOST)
         self._steps = 0
         self._reported_ns = -1
         self._pid = os.getpid()
@@ -119,8 +122,18 @@ class Tracker:
         if os.getpid() == self._pid:  # a fork of the rank does not have the thread
             self._thread.join(_JOINED_WITHIN_S)
 
+    def mark(self, name: str, step: int) -> None:
+        """Have a moment written with the next figures, as `numerics/rollback`.
+
+        Its value is the step: W&B may show it in the row of a later step.
+        """
+        self._marks.append((name, step))
+
     def write(self) -> None:
-        """Pass on the figures since the last time, if there are any."""
+        """Pass on the figures and marks since the last time, if there are any."""
+        while self._marks:
+            name, step = self._marks.popleft()
+            self._sink.write({f"{PREFIX}/{name}": float(step)}, step)
         figures = self._figures()
         if figures:
             self._sink.write(figures, self._step())

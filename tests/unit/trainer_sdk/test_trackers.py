@@ -65,6 +65,21 @@ def test_a_tracker_passes_on_only_new_figures() -> None:
     assert third == (4, {"everstep/loss": 0.25})
 
 
+def test_a_mark_is_written_once_at_its_own_step() -> None:
+    sink = Notes()
+    with testing.watched():
+        run = session()
+        follower = tracker(run, sink)
+        run._trackers.append(follower)
+        train(run, 3)
+        run._mark("numerics/rollback", 2)
+        follower.write()
+        follower.write()
+        run._trackers.clear()
+    assert sink.rows[0] == (2, {"everstep/numerics/rollback": 2.0})
+    assert len(sink.rows) == 2, "the mark, then the figures"
+
+
 def test_the_tracker_of_rank_0_tells_how_all_ranks_spread(tmp_path: Path) -> None:
     """Its agent writes the file once the tracker has made it."""
     sink, file = Notes(), tmp_path / layout.SPREADS_FILE

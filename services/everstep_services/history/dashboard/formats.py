@@ -176,7 +176,7 @@ def gist(fact: Mapping[str, Any]) -> str:
         return f"{words(body.get('occasion'))}: {health}"
     if fact["kind"] == "heat_map_drawn":
         return f"the own times of ranks in the last {len(body.get('windows', ()))} windows"
-    text = body.get("reason") or body.get("summary") or body.get("state")
+    text = body.get("reason") or body.get("summary") or body.get("state") or body.get("signal")
     if fact["kind"] == "operator_acted":
         refused = "" if body.get("outcome") == "accepted" else f", {words(body.get('outcome'))}"
         text = f"{act(body)}{refused}: {text}"
