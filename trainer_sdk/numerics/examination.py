@@ -40,7 +40,7 @@ class StepExamination:
     ) -> list[RankResults]:
         """Run the step again, and return the results of all ranks; then all is as it was."""
         parameters = list(self._parts.parameters())
-        after = Snapshot(self._parts, parameters=parameters)
+        after = Snapshot(self._parts, parameters)
         loss = loss_of(calls)
         hashes, norm = own.read()
         first = StepResult(0.0 if loss is None else loss, norm, hashes)

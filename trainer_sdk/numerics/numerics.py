@@ -148,7 +148,7 @@ class Numerics:
             result: Result = function() if batch is NO_BATCH else function(batch)
             return result
         if not self._calls:
-            self._before = Snapshot(self._parts, parameters=self._parameters)
+            self._before = Snapshot(self._parts, self._parameters, again=True)
         states = self._before.random if not self._calls and self._before else RandomStates()
         call = StepCall(function, batch, states)
         self._calls.append(call)

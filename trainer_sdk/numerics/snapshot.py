@@ -2,8 +2,10 @@
 
 import random
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, cast
+from operator import is_not
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +37,8 @@ class TrainingParts:
             for module in root.modules()
             for name in module._buffers  # noqa: SLF001
         ]
+        self._present: list[Tensor | None] = []
+        self._reused: _SmallBuffers | None = None
         self._large: dict[int, tuple[Tensor, int, Tensor]] = {}
 
     def parameters(self) -> Iterable[Tensor]:
@@ -52,22 +56,34 @@ class TrainingParts:
                 tensors.append((groups[id(parameter)], local))
         return tensors
 
-    def buffers(self) -> "list[KeptBuffer]":
-        """The buffers as they are now, copied."""
-        kept, small = [], []
-        for owner, name in self._buffers:
-            tensor = owner.get(name)
-            if tensor is None:
-                continue
-            if tensor.numel() <= _SMALL:
-                small.append((owner, name, tensor))
-            else:
-                kept.append((owner, name, tensor, self._large_copy(tensor)))
+    def buffers(self, *, again: bool = False) -> "list[KeptBuffer]":
+        """The buffers as they are now, copied; `again` into the copies of the last such call."""
+        present = [owner.get(name) for owner, name in self._buffers]
+        if not again or not self._reused or any(map(is_not, present, self._present)):
+            kept = [
+                (owner, name, tensor, torch.empty_like(tensor))
+                for (owner, name), tensor in zip(self._buffers, present, strict=True)
+                if tensor is not None and tensor.numel() <= _SMALL
+            ]
+            by_kind: defaultdict[Any, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+            for _, _, tensor, copy in kept:
+                by_kind[tensor.device, tensor.dtype].append((copy, tensor))
+            small = _SmallBuffers(
+                kept, [tuple(zip(*pairs, strict=True)) for pairs in by_kind.values()]
+            )
+            if again:
+                self._present, self._reused = present, small
+        else:
+            small = self._reused
         with torch.no_grad():
-            copies = [torch.empty_like(tensor) for _, _, tensor in small]
-            if copies:
-                torch._foreach_copy_(copies, [tensor for _, _, tensor in small])
-        return kept + [(*buffer, copy) for buffer, copy in zip(small, copies, strict=True)]
+            for copies, tensors in small.copied:
+                torch._foreach_copy_(copies, tensors)
+        large = [
+            (owner, name, tensor, self._large_copy(tensor))
+            for (owner, name), tensor in zip(self._buffers, present, strict=True)
+            if tensor is not None and tensor.numel() > _SMALL
+        ]
+        return small.kept + large
 
     def _large_copy(self, tensor: Tensor) -> Tensor:
         kept = self._large.get(id(tensor))
@@ -79,6 +95,13 @@ class TrainingParts:
 
 KeptBuffer = tuple[dict[str, Tensor | None], str, Tensor, Tensor]
 """Where the buffer is, its name, itself, and the copy."""
+
+
+class _SmallBuffers(NamedTuple):
+    """Buffers that are copied each time, and the same by device and type."""
+
+    kept: list[KeptBuffer]
+    copied: list[Any]
 
 
 class RandomStates:
@@ -103,11 +126,16 @@ class RandomStates:
 
 
 class Snapshot:
-    """The state of a step between two of its parts; parameters and optimizers are not in it."""
+    """The state of a step between two of its parts; parameters and optimizers are not in it.
 
-    def __init__(self, parts: TrainingParts, *, parameters: list[Tensor]) -> None:
+    The one of a step that begins is taken `again` and again: the last such one is overwritten.
+    """
+
+    def __init__(
+        self, parts: TrainingParts, parameters: list[Tensor], *, again: bool = False
+    ) -> None:
         self.random = RandomStates()
-        self.buffers = parts.buffers()
+        self.buffers = parts.buffers(again=again)
         self._parameters = parameters
         gradients = [parameter.grad for parameter in parameters]
         self.gradients: list[Tensor | None] = gradients

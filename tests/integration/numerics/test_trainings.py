@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 SCRIPT = Path(__file__).parent / "trainings.py"
-WORLD, FAULTY_RANK, FAULTY_STEP, STEPS = 4, 1, 5, 8
+WORLD, FAULTY_RANK, FAULTY_STEP, STEPS = 4, 1, 4, 6
 KINDS = ("ddp", "fsdp", "hsdp", "pipeline")
 Ranks = list[dict[str, Any]]
 

@@ -26,7 +26,7 @@ from trainer_sdk.rank_session import session
 from trainer_sdk.testing import watched
 from trainer_sdk.wire import NumericsReported
 
-STEPS, FAULTY_STEP = 8, 5
+STEPS, FAULTY_STEP = 6, 4
 WIDTH = 8
 
 

@@ -1,0 +1,156 @@
+"""The loop of a training with one rank: what counts, what comes again, what is reported."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from trainer_sdk.numerics.numerics import Numerics
+from trainer_sdk.rank_session import session
+from trainer_sdk.testing import Watch, watched
+from trainer_sdk.wire import NumericsReported
+
+NAN = float("nan")
+
+
+@pytest.fixture
+def watch() -> Iterator[Watch]:
+    with watched() as watching:
+        yield watching
+
+
+def numerics(batches: Any = (), **choices: Any) -> Numerics:
+    return Numerics(session(), {"model": nn.Linear(2, 1)}, batches, **choices)
+
+
+def events(watch: Watch) -> list[tuple[str, str]]:
+    reported = [message for message in watch.messages if isinstance(message, NumericsReported)]
+    return [(event.event, event.body.get("kind", "")) for event in reported]
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_refused_step_comes_again_and_does_not_count(watch: Watch, *, counts: bool) -> None:
+    run, given, faults = session(), [], [NAN]
+    training = numerics([10, 11, 12], mode="validate_results")
+    for batch in training:
+        given.append(batch)
+        values = [faults.pop() if batch == 11 and faults else 1.0]
+        loss = training.compute(lambda values=values: values.pop() if values else 1.0)
+        is_accepted = training.accepts(loss=loss)
+        assert is_accepted is (loss == 1.0)
+        if counts or is_accepted:
+            run.step()
+        assert run.steps_made <= len(given)
+    assert given == [10, 11, 11, 12]
+    assert run.steps_made == watch.step == 3
+    assert events(watch)[:2] == [("suspected", ""), ("judged", "transient")]
+
+
+def test_micro_batches_come_again_together(watch: Watch) -> None:
+    given: list[int] = []
+    training = numerics(range(4), mode="validate_results")
+    for batch in training:
+        given.append(batch)
+        is_first = given.count(3) == 1 and batch == 3
+        state = [NAN if is_first else 1.0]
+        training.compute(lambda state=state: state.pop() if state else 1.0)
+        if batch % 2:
+            training.accepts(loss=NAN if is_first else 1.0)
+            session().step()
+    assert given == [0, 1, 2, 3, 2, 3]
+    assert session().steps_made == 2
+
+
+def test_values_that_come_again_are_accepted(watch: Watch) -> None:
+    training = numerics(range(2), mode="validate_results")
+    for _ in training:
+        training.compute(lambda: NAN)
+        assert training.accepts(loss=NAN)
+    assert events(watch)[:2] == [("suspected", ""), ("judged", "correct_but_unexpected")]
+
+
+def test_a_training_without_numbers_from_the_start_is_not_run_again_for_ever(watch: Watch) -> None:
+    calls: list[int] = []
+
+    def compute(number: int) -> float:
+        calls.append(number)
+        return NAN
+
+    training = numerics(range(10), mode="validate_results")
+    for number in training:
+        training.compute(compute, number)
+        training.accepts(loss=NAN)
+    assert len(calls) == 10 + 3 * 2
+    assert [name for name, _ in events(watch)].count("suspected") == 3
+
+
+def test_disabled_does_nothing(watch: Watch) -> None:
+    training = numerics([torch.ones(1)], mode="disabled")
+    for batch in training:
+        assert training.compute(lambda values: values * 2, batch) == 2
+        assert training.accepts(loss=NAN)
+    assert not events(watch)
+
+
+def test_what_is_not_a_number_does_not_end_the_training(watch: Watch) -> None:
+    training = numerics()
+    for value in ("loss", torch.ones(3), None, [1.0], Tensor()):
+        assert training.accepts(loss=value, grad_norm=value)
+
+
+def test_values_and_their_band_are_shown(watch: Watch) -> None:
+    training = numerics()
+    for number in range(80):
+        training.accepts(loss=2.0 + number % 3 * 0.1, grad_norm=torch.tensor(1.0))
+    assert watch.values["loss"] == 2.1
+    assert watch.values["loss_low"] < 2.0 < watch.values["loss_high"]
+    assert watch.values["grad_norm"] == 1.0
+
+
+def test_statistics_go_on_after_a_restart(watch: Watch) -> None:
+    first = numerics()
+    for number in range(80):
+        first.accepts(loss=2.0 + number % 3 * 0.1)
+    second = numerics()
+    second.load_state_dict(first.state_dict())
+    second.accepts(loss=2000.0)
+    assert events(watch) == [("suspected", "")]
+
+
+def test_an_unexpected_step_stops_the_job_if_that_is_wanted(watch: Watch) -> None:
+    training = numerics(range(2), mode="validate_results", unexpected="stop")
+    with pytest.raises(SystemExit) as ended:
+        for _ in training:
+            training.compute(lambda: NAN)
+            training.accepts(loss=NAN)
+    assert ended.value.code == 17
+    assert events(watch)[-1][0] == "acted"
+
+
+@pytest.mark.parametrize(
+    ("choices", "text"),
+    [
+        ({"mode": "validate"}, "mode must be one of"),
+        ({"read": True}, "read must be one of"),
+        ({"validate_every": 0.5}, "validate_every must be a whole number"),
+        ({"hash_every": -1}, "hash_every must be at least 0"),
+        ({"budget": -1}, "budget must be at least 0"),
+        ({"persistent": "again"}, "persistent is one of"),
+        ({"elsewhere": "yes"}, "elsewhere is report or move"),
+    ],
+)
+def test_a_wrong_choice_is_one_clear_line(choices: dict[str, Any], text: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=text) as raised:
+        numerics(**choices)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_state_must_be_a_mapping() -> None:
+    with pytest.raises(TypeError, match="state must be a dict of named parts"):
+        Numerics(session(), nn.Linear(1, 1))  # type: ignore[arg-type]
+
+
+def test_a_session_makes_it() -> None:
+    assert isinstance(session().numerics({}, []), Numerics)

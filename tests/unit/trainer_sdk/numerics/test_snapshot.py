@@ -1,0 +1,99 @@
+"""A step is put back: random states, buffers and gradients."""
+
+import random
+
+import numpy
+import torch
+from torch import nn
+
+from trainer_sdk.numerics.snapshot import GROUPS_MOST, Snapshot, TrainingParts
+
+
+def test_a_step_computes_the_same_again() -> None:
+    module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
+    parts = TrainingParts({"model": module, "optimizer": torch.optim.SGD(module.parameters())})
+    parameters = list(parts.parameters())
+
+    def step() -> list[object]:
+        loss = module(torch.randn(6, 4)).sum() * random.random() * numpy.random.rand()
+        loss.backward()
+        buffers = [buffer.tolist() for buffer in module.buffers()]
+        return [
+            float(loss.detach()),
+            buffers,
+            [one.grad.tolist() for one in parameters if one.grad is not None],
+        ]
+
+    before = Snapshot(parts, parameters, again=True)
+    first = step()
+    before.put_back()
+    assert all(parameter.grad is None for parameter in parameters)
+    assert step() == first
+    middle = Snapshot(parts, parameters)
+    second = step()
+    middle.put_back()
+    assert step() == second
+
+
+def test_gradients_stay_where_they_are() -> None:
+    """They may be views of a bucket of DDP."""
+    module = nn.Linear(2, 2)
+    module(torch.ones(1, 2)).sum().backward()
+    parts = TrainingParts([module])
+    snapshot = Snapshot(parts, list(parts.parameters()))
+    gradient = module.weight.grad
+    assert gradient is not None
+    kept = gradient.clone()
+    gradient.mul_(3)
+    snapshot.put_back()
+    assert module.weight.grad is gradient
+    assert torch.equal(gradient, kept)
+
+
+def test_a_large_buffer_is_copied_once_while_it_is_the_same() -> None:
+    module = nn.Module()
+    module.register_buffer("table", torch.zeros(1 << 17))
+    parts = TrainingParts({"model": module})
+    copies = [parts.buffers(again=True)[0][3] for _ in range(2)]
+    assert copies[0] is copies[1]
+    module.get_buffer("table").add_(1)
+    assert parts.buffers(again=True)[0][3] is not copies[0]
+
+
+def test_a_buffer_that_was_replaced_is_put_back() -> None:
+    module = nn.Module()
+    module.register_buffer("seen", torch.zeros(3))
+    parts = TrainingParts({"model": module})
+    former = module.get_buffer("seen")
+    snapshot = Snapshot(parts, [], again=True)
+    module.seen = torch.ones(3)
+    snapshot.put_back()
+    assert module.get_buffer("seen") is former
+    module.seen = torch.ones(3)
+    assert Snapshot(parts, [], again=True).buffers[0][3].tolist() == [1, 1, 1]
+
+
+def test_parts_are_found_in_nested_states_once() -> None:
+    module, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([*module.parameters(), torch.zeros(1, requires_grad=True)])
+    parts = TrainingParts(
+        {"models": [module, {"b": other}], "again": module, "optimizer": optimizer}
+    )
+    assert parts.modules == [module, other]
+    assert list(parts.named) == [
+        "0.weight",
+        "0.bias",
+        "1.weight",
+        "1.bias",
+        "optimizer.0.2",
+    ]
+
+
+def test_parameters_of_a_large_model_are_grouped_by_their_layers() -> None:
+    layers = [nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)) for _ in range(40)]
+    parts = TrainingParts({"model": nn.Sequential(*layers)})
+    assert parts.groups == [str(number) for number in range(40)]
+    assert parts.groups[parts.group_of["7.1.bias"]] == "7"
+    wide = TrainingParts({"model": nn.Sequential(*[nn.Linear(1, 1) for _ in range(100)])})
+    assert len(wide.groups) <= GROUPS_MOST
+    assert set(wide.group_of.values()) == set(range(len(wide.groups)))
