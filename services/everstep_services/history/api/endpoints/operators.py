@@ -1,6 +1,7 @@
 """Requests of operators: the services that carry them out record them; and test messages."""
 
 import logging
+from functools import partial
 
 from fastapi import APIRouter
 
@@ -29,18 +30,16 @@ from everstep_services.history.operator_requests import force_hint
 log = logging.getLogger(__name__)
 router = APIRouter(tags=["operators"])
 
+_post = partial(router.post, status_code=202, responses=responses(404, 409))
 
-@router.post(
-    "/jobs/{job}:stop", summary="Stop a job", status_code=202, responses=responses(404, 409)
-)
+
+@_post("/jobs/{job}:stop", summary="Stop a job")
 async def stop_job(context: Ctx, by: Operator, job: JobName, wanted: StopWanted) -> Decided:
     """The job's round ends, and its agents exit with 93. The answer comes once this is decided."""
     return await do(context, by, "stop", job, wanted)
 
 
-@router.post(
-    "/jobs/{job}:restart", summary="Restart a job", status_code=202, responses=responses(404, 409)
-)
+@_post("/jobs/{job}:restart", summary="Restart a job")
 async def restart_job(context: Ctx, by: Operator, job: JobName, wanted: RestartWanted) -> Decided:
     """The job's round ends, and another one follows.
 
@@ -49,20 +48,13 @@ async def restart_job(context: Ctx, by: Operator, job: JobName, wanted: RestartW
     return await do(context, by, "restart", job, wanted)
 
 
-@router.post(
-    "/jobs/{job}:save", summary="Save a job", status_code=202, responses=responses(404, 409)
-)
+@_post("/jobs/{job}:save", summary="Save a job")
 async def save_job(context: Ctx, by: Operator, job: JobName, wanted: SaveWanted) -> Decided:
     """The job's ranks are asked to save at their next step, and continue."""
     return await do(context, by, "save", job, wanted)
 
 
-@router.post(
-    "/jobs/{job}:measure",
-    summary="Measure the network of a job",
-    status_code=202,
-    responses=responses(404, 409),
-)
+@_post("/jobs/{job}:measure", summary="Measure the network of a job")
 async def measure_network(
     context: Ctx, by: Operator, job: JobName, wanted: MeasurementWanted
 ) -> Decided:
@@ -70,12 +62,7 @@ async def measure_network(
     return await do(context, by, "measure", job, wanted)
 
 
-@router.post(
-    "/jobs/{job}:capture",
-    summary="Capture evidence of a running job",
-    status_code=202,
-    responses=responses(404, 409),
-)
+@_post("/jobs/{job}:capture", summary="Capture evidence of a running job")
 async def capture_evidence(
     context: Ctx, by: Operator, job: JobName, wanted: CaptureWanted
 ) -> Decided:
@@ -86,9 +73,7 @@ async def capture_evidence(
     return await do(context, by, "capture", job, wanted)
 
 
-@router.post(
-    "/nodes/{node}:drain", summary="Drain a node", status_code=202, responses=responses(404, 409)
-)
+@_post("/nodes/{node}:drain", summary="Drain a node")
 async def drain_node(context: Ctx, by: Operator, node: NodeName, wanted: DrainWanted) -> Decided:
     """The node leaves the job that it takes part in; a spare takes its slot in the next round."""
     job = await job_of(context, node) if wanted.job is None else wanted.job
@@ -122,9 +107,7 @@ async def include_node(
     return await do(context, by, "include", None, wanted, node=node)
 
 
-@router.post(
-    "/nodes/{node}:check", summary="Check a node", status_code=202, responses=responses(404, 409)
-)
+@_post("/nodes/{node}:check", summary="Check a node")
 async def check_node(context: Ctx, by: Operator, node: NodeName, wanted: ChecksWanted) -> Decided:
     """The node's agent examines it now, during the training: see `/nodes/{node}/checks`."""
     job = await job_of(context, node) if wanted.job is None else wanted.job
