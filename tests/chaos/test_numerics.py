@@ -1,0 +1,41 @@
+"""Faults in what ranks compute, in trainings drawn from seeds, against what is true of them.
+
+`EVERSTEP_NUMERICS_SEEDS=1000:1200` chooses other seeds; the tally is printed at the end.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.numerics_runs.drawing import drawn
+from tests.chaos.numerics_runs.runs import judged_runs
+from tests.chaos.numerics_runs.tally import Row, shortfalls, table
+
+SEEDS = os.environ.get("EVERSTEP_NUMERICS_SEEDS", "0:200")
+FEW = (5, 8, 19, 22, 33)
+"""One for each plan but the slowest, and for each kind of parallelism but the pipeline."""
+
+
+def rows_of(seeds: "range | tuple[int, ...]", folder: Path) -> list[Row]:
+    rows = []
+    for row in judged_runs(seeds, folder):
+        rows.append(row)
+        print(row, flush=True)
+    print(f"\n{table(rows)}", flush=True)
+    return rows
+
+
+@pytest.mark.timeout(240)
+def test_a_few_trainings_are_judged_rightly(tmp_path: Path) -> None:
+    rows = rows_of(FEW, tmp_path)
+    assert len({drawn(seed).plan for seed in FEW}) >= 4
+    assert not [str(row) for row in rows if row.faults]
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(3600)
+def test_faults_are_found_and_named_and_healthy_trainings_left_alone(tmp_path: Path) -> None:
+    first, _, end = SEEDS.partition(":")
+    rows = rows_of(range(int(first), int(end)), tmp_path)
+    assert not shortfalls(rows), "\n".join(shortfalls(rows))
