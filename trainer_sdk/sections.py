@@ -259,12 +259,7 @@ class TimedSection(Section):
         lane = self._table.only or self._table.lane()
         lane.cpu[lane.depth - 1] = thread_time()
 
-    def __exit__(
-        self,
-        kind: "type[BaseException] | None" = None,
-        error: "BaseException | None" = None,
-        trace: "TracebackType | None" = None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         lane = self._table.only or self._table.lane()
         depth = lane.depth - 1
         if lane.cpu[depth] < 0.0 or lane.sections[depth] is not self:
@@ -293,12 +288,7 @@ class DeviceSection(Section):
         Section.__enter__(self)
         _begin_on_device(self, self._table)
 
-    def __exit__(
-        self,
-        kind: "type[BaseException] | None" = None,
-        error: "BaseException | None" = None,
-        trace: "TracebackType | None" = None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _end_on_device(self, self._table)
         Section.__exit__(self)
 
@@ -315,12 +305,7 @@ class TimedDeviceSection(Section):
         TimedSection.__enter__(self)  # type: ignore[arg-type]
         _begin_on_device(self, self._table)
 
-    def __exit__(
-        self,
-        kind: "type[BaseException] | None" = None,
-        error: "BaseException | None" = None,
-        trace: "TracebackType | None" = None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _end_on_device(self, self._table)
         TimedSection.__exit__(self)  # type: ignore[arg-type]
 
@@ -357,12 +342,7 @@ class LongSection(Section):
 
     __slots__ = ()
 
-    def __exit__(
-        self,
-        kind: "type[BaseException] | None" = None,
-        error: "BaseException | None" = None,
-        trace: "TracebackType | None" = None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         lane = self._table.lane()
         since = next((since for section, since in reversed(lane.opened) if section is self), None)
         super().__exit__()

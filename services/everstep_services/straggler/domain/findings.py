@@ -6,9 +6,7 @@ so any number of replicas with the same data make one fact.
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from everstep.messages import (
@@ -19,7 +17,7 @@ from everstep.messages import (
     StragglerFound,
     StragglersDocument,
 )
-from everstep.messages.base import Time
+from everstep.messages.base import Time, shared
 from everstep.messages.codec import BadMessageError, encode, envelope
 from everstep.slow_rank_causes import meaning_of
 from everstep_services.straggler.domain.changes import (
@@ -203,7 +201,7 @@ class _Draft:
         finding = self._id(kind, self._before.job, change.round, change.rank, change.last_step)
         self.stragglers[key] = KnownStraggler(
             **{
-                **_named_alike(KnownStraggler, change),
+                **shared(KnownStraggler, change),
                 "finding": finding,
                 "found_at": self._now.wall,
                 "reason": change.reason[:_REASON_MOST],
@@ -231,7 +229,7 @@ class _Draft:
     def _record(self, kind: type[Fact], of: object, **more: object) -> None:
         """Record a fact with the fields of a change, or of a straggler, and with `more`."""
         head = {"job": self._before.job, "at": self._now.wall, "source": SOURCE}
-        self.facts.append(kind(**{**_named_alike(kind, of), **head, **more}))
+        self.facts.append(kind(**{**shared(kind, of), **head, **more}))
 
     def _id(self, *parts: object) -> str:
         return self._now.derive(*map(str, parts))
@@ -245,11 +243,6 @@ def _key(finding: KnownStraggler | SlowRankFound) -> tuple[int, int, bool]:
 def _is_older(change: KeepsUp, straggler: KnownStraggler) -> bool:
     """The change was seen before the finding, as by a replica that was stopped for a while."""
     return change.last_step is not None and change.last_step < straggler.last_step
-
-
-def _named_alike(kind: type[Struct], of: object) -> dict[str, Any]:
-    """The fields of a message that are attributes of `of` by the same name."""
-    return {name: getattr(of, name) for name in kind.__struct_fields__ if hasattr(of, name)}
 
 
 def _fact_id(text: str) -> str:
