@@ -32,11 +32,9 @@ class FigureSink(Protocol):
 
     def write(self, figures: Mapping[str, float], step: int) -> None:
         """Receive the figures of a step."""
-        ...
 
     def close(self) -> None:
         """Write the figures that are still buffered."""
-        ...
 
 
 class TensorBoard:

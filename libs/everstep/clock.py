@@ -13,7 +13,6 @@ class Clock(Protocol):
 
     def wall(self) -> datetime:
         """The time of day, in UTC: shown to people, never compared."""
-        ...
 
     async def sleep(self, seconds: float) -> None: ...
 

@@ -19,11 +19,9 @@ class ServiceReplica(Protocol):
     @property
     def loops(self) -> tuple[Loop, ...]:
         """The loops, checks and statistics of the replica."""
-        ...
 
     def statistics(self) -> dict[str, float]:
         """Its state and counts so far, for metrics."""
-        ...
 
 
 @asynccontextmanager

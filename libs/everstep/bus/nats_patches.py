@@ -46,7 +46,6 @@ class Hearing(Protocol):
 
     def hear_of(self, sid: int) -> Hear | None:
         """Return the direct handler of a subscription's plain messages, if it may be called now."""
-        ...
 
     async def hear_failed(self, error: Exception) -> None: ...
 

@@ -58,7 +58,6 @@ class FactReader(Protocol):
 
     async def fetch(self, most: int, within_s: float) -> FactBatch:
         """Up to `most` facts, as soon as there are any; none after `within_s`."""
-        ...
 
 
 class Inbox(Protocol[M_co]):
@@ -71,7 +70,6 @@ class Inbox(Protocol[M_co]):
 
     async def get(self) -> M_co:
         """Return the oldest message; wait for one if there is none."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +93,6 @@ class Documents(Protocol):
         With a revision (0: the document must not exist) the write happens only if that is still
         the newest, else `ConflictError`. None overwrites any document.
         """
-        ...
 
     async def delete(self, key: str, *, revision: int | None) -> None: ...
 
@@ -110,7 +107,6 @@ class Documents(Protocol):
         announcement that was lost makes an update late, never missed. Intermediate revisions may
         be skipped.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +125,9 @@ class Leases(Protocol):
 
     async def acquire(self, name: str, holder: str, ttl_s: int) -> Held | None:
         """Return the lease, or None while another process has it."""
-        ...
 
     async def renew(self, held: Held) -> Held:
         """Extend it by its time to live; `LeaseLostError` when it is no longer ours."""
-        ...
 
     async def release(self, held: Held) -> None: ...
 
@@ -145,15 +139,12 @@ class Blobs(Protocol):
 
     async def get(self, ref: BlobRef) -> bytes:
         """Return the verified content; `BlobMissingError` when a part is missing or differs."""
-        ...
 
     async def remove(self, job: str) -> None:
         """Remove all blobs of a job."""
-        ...
 
     async def keeps_s(self) -> float | None:
         """Return the seconds for which the server keeps a blob; None for ever."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,29 +184,23 @@ class RankLogs(Protocol):
 
     async def put(self, piece: LogPiece) -> None:
         """Store a piece. A second copy within two minutes is not stored again."""
-        ...
 
     async def put_index(self, index: LogIndex) -> None:
         """Replace the index of this node and round."""
-        ...
 
     async def read(
         self, wanted: LogScope, after: int, *, since_us: int | None, most_bytes: int
     ) -> LogPage:
         """The next pieces behind a place; with `since_us` and `after=0`, those that came then."""
-        ...
 
     async def rounds(self, job: str) -> list[int]:
         """The rounds with output from any node, in order."""
-        ...
 
     async def indexes(self, job: str, round: int) -> list[LogIndex]:
         """What each node has sent of a round."""
-        ...
 
     async def remove(self, job: str, round: int | None = None) -> None:
         """Remove the output of a job, or of one round of it."""
-        ...
 
 
 class Bus(Protocol):
@@ -227,23 +212,18 @@ class Bus(Protocol):
     @property
     def returns(self) -> int:
         """How often the connection was lost and came back, however short it was away."""
-        ...
 
     async def wait_connected(self) -> None:
         """Return as soon as there is a connection."""
-        ...
 
     def send(self, subject: str, message: Message) -> None:
         """Fire and forget. Without a server the newest messages wait; the oldest are dropped."""
-        ...
 
     async def record(self, *facts: Fact) -> None:
         """Keep facts. On return they are on this disk, and the stream will receive each, once."""
-        ...
 
     async def flush(self, within_s: float) -> None:
         """Wait until the stream has acknowledged every fact recorded so far."""
-        ...
 
     async def deliver(self, subject: str, message: Message, *, within_s: float) -> bool:
         """Send a message, and return whether a subscriber received it.
@@ -254,7 +234,6 @@ class Bus(Protocol):
         which a connection that is just breaking causes, too (try again), and
         `BusUnreachableError` while this process has no connection or has just reconnected.
         """
-        ...
 
     def subscribe(
         self, subject: str, of: type[M], *, capacity: int = 4096
@@ -265,11 +244,9 @@ class Bus(Protocol):
         sender the subject's job only. A message sent by `deliver` is acknowledged once it is in
         the inbox.
         """
-        ...
 
     def facts(self, after: StreamPosition | None) -> AbstractAsyncContextManager[FactReader]:
         """Read the whole stream of facts from a position, or from its start."""
-        ...
 
     async def ask(
         self,
@@ -282,13 +259,11 @@ class Bus(Protocol):
         within_s: float,
     ) -> M:
         """Return the answer to a question, or raise the `AskError` that says why there is none."""
-        ...
 
     def answer(
         self, service: str, handlers: Mapping[str, Handler]
     ) -> AbstractAsyncContextManager[None]:
         """Answer questions by verb, as one of any number of replicas."""
-        ...
 
     def documents(self, bucket: str) -> Documents: ...
 
@@ -306,11 +281,9 @@ class Bus(Protocol):
 
         It fails where most servers of a cluster cannot be reached, so that nothing may be decided.
         """
-        ...
 
     async def prove_servers(self) -> None:
         """As `prove`, and raise while any server of a cluster has been silent for a short time.
 
         Its clients live, but cannot be heard here. After `SERVER_GRACE_S` they have left it.
         """
-        ...

@@ -63,11 +63,9 @@ class _Open(Protocol):
     @property
     def is_idle(self) -> bool:
         """Whether no request on it is being answered."""
-        ...
 
     def cut(self) -> None:
         """Close it at once."""
-        ...
 
 
 class Connections:

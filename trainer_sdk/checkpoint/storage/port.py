@@ -48,59 +48,48 @@ class Storage(Protocol):
     @property
     def url(self) -> str:
         """Its absolute path, or URL, without a slash at the end."""
-        ...
 
     def put(self, name: str, parts: Iterable[Octets]) -> int:
         """Write a file, or replace it; returns its size.
 
         On return it is durable. A reader never sees a part of it.
         """
-        ...
 
     def put_beside(self, name: str, data: bytes) -> None:
         """Write a file in a folder that exists; `MissingError` if the folder is gone.
 
         An object store has no folders, and so no such error.
         """
-        ...
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Write a file unless there is one: of several writers, one wins.
 
         True if the file has these bytes now, also if it had them before.
         """
-        ...
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         """Read `length` bytes, or all of a small document; `StorageError` if the file has fewer."""
-        ...
 
     def size(self, name: str) -> int | None:
         """The size of a file; None if it does not exist."""
-        ...
 
     def folders(self, inside: str = "") -> Sequence[str]:
         """The names of its folders, or of those in `inside`, sorted; none begins with a dot."""
-        ...
 
     def files(self, folder: str) -> Sequence[StoredFile]:
         """All files below a folder, sorted by name."""
-        ...
 
     def delete(self, name: str) -> None:
         """Remove a file, if it exists."""
-        ...
 
     def remove(self, folder: str) -> int:
         """Remove the folder of a checkpoint; returns how many bytes that frees.
 
         The checkpoint disappears at once: its manifest first, or the folder by one rename.
         """
-        ...
 
     def now(self) -> datetime:
         """The time by the storage's clock, from a file that is written for this and removed."""
-        ...
 
 
 def checked(name: str) -> str:

@@ -56,4 +56,3 @@ class Probe(Protocol):
         A part that the node lacks is `unsupported`, a part that cannot be read is `unknown`. A
         generator keeps the results so far even if it is ended early.
         """
-        ...

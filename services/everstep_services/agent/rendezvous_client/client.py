@@ -39,19 +39,15 @@ class AnswerListener(Protocol):
 
     def joined(self, reply: Joined) -> None:
         """Rendezvous has answered a `join`."""
-        ...
 
     def reported(self, tell: SendReport, reply: Reported) -> None:
         """Rendezvous has answered a report."""
-        ...
 
     def refused(self, reason: str) -> None:
         """Rendezvous will never understand this agent."""
-        ...
 
     def unanswered(self, for_s: float, reason: str) -> None:
         """Nobody has answered for this long."""
-        ...
 
 
 class RendezvousClient:

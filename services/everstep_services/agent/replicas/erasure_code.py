@@ -53,15 +53,12 @@ class Code(Protocol):
 
     def rows(self, block: memoryview) -> Sequence[Octets]:
         """One row for each part."""
-        ...
 
     def block(self, rows: dict[int, bytes], size: int) -> bytes:
         """The block, from enough of its rows by number."""
-        ...
 
     def row_bytes(self, size: int) -> int:
         """The length of the rows of a block of that size."""
-        ...
 
 
 class Xor:

@@ -32,15 +32,12 @@ class StateEvents(Protocol):
 
     def stored(self, held: HeldCopy, by: str, took_s: float) -> None:
         """All ranks of a slot are here for the first time in a round; `held` is the last copy."""
-        ...
 
     def failed(self, step: int, node: str, reason: str, cause: str) -> None:
         """The state of a step did not reach a node that should hold it."""
-        ...
 
     def released(self, order: ReleaseImages, tier: str, folder: Path) -> None:
         """A quarantined state may be restored again."""
-        ...
 
 
 class ReplicaManager:

@@ -14,7 +14,6 @@ class Abortable(Protocol):
 
     def abort(self) -> None:
         """End every wait on it."""
-        ...
 
 
 @contextmanager

@@ -133,11 +133,9 @@ class ByteSink(Protocol):
 
     def room(self, most: int) -> memoryview:
         """A buffer for the next bytes; empty at the end."""
-        ...
 
     def took(self, piece: memoryview) -> None:
         """The buffer is filled, and still in the processor's cache."""
-        ...
 
 
 class ReplicaLink:
