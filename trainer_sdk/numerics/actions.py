@@ -142,6 +142,7 @@ class NumericsActions:
         unexpected = doubt.unexpected
         if unexpected is None:
             return
+        self._reporter.mark(unexpected.signal, doubt.step)
         ranks = doubt.ranks
         self._reporter.report(
             SuspectedEvent(
@@ -199,6 +200,8 @@ class NumericsActions:
         reason: str = "",
         to_step: int | None = None,
     ) -> None:
+        if outcome == "done":
+            self._reporter.mark(act.action, doubt.step)
         samples: Positions | tuple[None, None] = act.span or (None, None)
         self._reporter.report(
             ActedEvent(

@@ -37,6 +37,8 @@ class LocalView(msgspec.Struct, frozen=True, kw_only=True):
     moved_at: int = 0
     calls: int = 0
     """How many calls can be made again; 0 if none can."""
+    usual_loss: int = 0
+    """The bits of how large losses are."""
     is_exact: bool = False
     """Whether algorithms are deterministic, so that each bit counts."""
 

@@ -1,11 +1,12 @@
 """The reports of rank 0 about results that cannot be right: events for its agent."""
 
 import math
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
-from trainer_sdk.bootstrap.agent_link import AgentLink
+if TYPE_CHECKING:
+    from trainer_sdk.rank_session import Session
 
 _MOST = 1e18
 _LISTED = 100
@@ -88,14 +89,19 @@ class CountedEvent(NumericsEvent, frozen=True, kw_only=True, omit_defaults=True)
 class NumericsReporter:
     """Sends the events of rank 0 to its agent; it never waits and never raises."""
 
-    def __init__(self, rank: int, link: AgentLink) -> None:
-        self._link = None if rank else link
+    def __init__(self, rank: int, session: "Session") -> None:
+        self._session = session
+        self._link = None if rank else session._link  # noqa: SLF001 - one package
 
     def report(self, event: NumericsEvent) -> None:
         """Send an event."""
         if self._link is not None:
             body = msgspec.json.encode(event).decode()
             self._link.send("numerics", f'"event":"{event.name}","body":{body}')
+
+    def mark(self, name: str, step: int) -> None:
+        """Mark a step in the trackers of this rank."""
+        self._session._mark(f"numerics/{name}", step)  # noqa: SLF001 - one package
 
 
 def finite(value: float | None) -> float | None:

@@ -114,7 +114,7 @@ class Numerics:
         self._agreement = RankAgreement()
         self._examination = StepExamination(self._parts, self._agreement, replicas)
         ranks = self._agreement.ranks
-        self._reporter = NumericsReporter(ranks.rank, self._session._link)  # noqa: SLF001 - one package
+        self._reporter = NumericsReporter(ranks.rank, self._session)
         self._counts = DeterminismCounts(self._parts.groups)
         self._counted_at = monotonic()
         self._steps = 0
@@ -311,7 +311,9 @@ class Numerics:
         results = self._examination.run(self._calls, before, self._own)
         self._counts.add(results)
         rounding = 0.0 if all(view.is_exact for view in views) else ROUNDING
-        judgement = judge(doubt.unexpected, results, self._parts.groups, rounding)
+        usual_loss = max(number(view.usual_loss) for view in views)
+        groups = self._parts.groups
+        judgement = judge(doubt.unexpected, results, groups, rounding, usual_loss)
         if self._mode == "report_determinism_stats" or not self._step_news.has(judgement):
             return _ACCEPTED
         assert judgement is not None
@@ -360,6 +362,7 @@ class Numerics:
             high=bits(seen.high) if seen and seen.high is not None else None,
             moved_at=seen.moved_at if seen else 0,
             calls=len(self._calls) if is_present else 0,
+            usual_loss=bits(self._watch.usual_loss),
             is_exact=torch.are_deterministic_algorithms_enabled(),
         )
 
