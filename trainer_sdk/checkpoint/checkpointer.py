@@ -169,6 +169,11 @@ class Checkpointer:
             self._begin_after(restored, state)
         return restored
 
+    @property
+    def course(self) -> tuple[int, int]:
+        """As `Identity.course` of what is saved now."""
+        return self._restorer.course
+
     def acts(self) -> "Skips":
         """What the job has done about its numerics. All ranks call it together."""
         return self._restorer.acts()

@@ -11,7 +11,7 @@ for batch in sampler.counted(loader):
 
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
@@ -85,16 +85,15 @@ class PerRank:
         if seeded is not None and seeded.num_workers:
             next(batches)  # its samples were loaded elsewhere
         else:
-            generators = RngState().state_dict()
+            states = [RngState().state_dict()]
             if seeded is not None:
-                seeded.watch = RngState().state_dict
+                seeded.dropping = states
             try:
                 next(batches)
             finally:
                 if seeded is not None:
-                    generators = seeded.drawn or generators
-                    seeded.watch = seeded.drawn = None
-                RngState().load_state_dict(generators)
+                    seeded.dropping = None
+                RngState().load_state_dict(states[-1])
         self.given += 1
 
 
@@ -337,10 +336,8 @@ class _SeededBatches:
     def __init__(self, batches: Any, *, is_seeding: bool, num_workers: int) -> None:
         self.batches = batches
         self.num_workers = num_workers
-        self.watch: Callable[[], dict[str, Any]] | None = None
-        """Reads the generators when a batch is drawn, and its samples are not loaded yet."""
-        self.drawn: dict[str, Any] | None = None
-        """What `watch` has read."""
+        self.dropping: list[dict[str, Any]] | None = None
+        """Gets the generators' states once the order of a dropped batch is drawn."""
         self.is_seeding = is_seeding
         self.draw = _LoadersDraw()
         self.given = 0
@@ -371,8 +368,8 @@ class _SeededIterator:
     def __next__(self) -> Any:
         self._seeded.draw.take_back()
         batch = next(self._batches)
-        if self._seeded.watch is not None:
-            self._seeded.drawn = self._seeded.watch()
+        if self._seeded.dropping is not None:
+            self._seeded.dropping.append(RngState().state_dict())
         self._passed += 1
         self._seeded.given += 1
         if not self._seeded.is_seeding:

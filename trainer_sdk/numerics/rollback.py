@@ -101,8 +101,11 @@ class Rollback:
         return RollbackResult(restored.step)
 
     def exclude(self, act: ActRecord, ranks: Sequence[int]) -> str:
-        """Ask that the nodes of these ranks leave; returns why the act was refused, or nothing."""
-        why = self.skips.add(act)
+        """Ask that the nodes of these ranks leave; returns why the act was refused, or nothing.
+
+        If the act has a `before_step`, the next restore quarantines checkpoints from there on.
+        """
+        why = self.skips.add(self._on_course(act))
         if not why and self._group.rank in ranks:
             self._session.request("exclude", act.reason)
         return why
@@ -117,13 +120,22 @@ class Rollback:
         save = self._checkpointer.save(after_step, self._state, wait=True)
         if not all(self._group.gather(save.durable, bool)):
             return f"the state after step {after_step} could not be saved: {save.reason}"
-        why = self.skips.add(act)
+        why = self.skips.add(msgspec.structs.replace(act, before_step=None))
         return why or self._exit(MOVE)
 
     def stop(self, act: ActRecord) -> NoReturn:
-        """End the job, which is not started again."""
-        self.skips.add(act)
+        """End the job, which is not started again; `before_step` is as for `exclude`."""
+        self.skips.add(self._on_course(act))
         self._exit(STOP)
+
+    def _on_course(self, act: ActRecord) -> ActRecord:
+        """The act, about all checkpoints that were saved until now."""
+        if self._checkpointer is not None:
+            course = self._checkpointer.course
+        else:
+            about = read_job_context(environ)
+            course = (about.round, 0) if about.is_counted else _ANY_COURSE
+        return msgspec.structs.replace(act, course=course)
 
     def _exit(self, code: int) -> NoReturn:
         self._group.gather(code, int)  # the first exit ends the others
@@ -136,7 +148,7 @@ class Rollback:
         assert act.before_step is not None
         if not self._group.follow(self._has_earlier(act.before_step), bool):
             return f"there is no checkpoint of a step before {act.before_step}"
-        if why := self.skips.add(_on_course(act)):
+        if why := self.skips.add(self._on_course(act)):
             return f"it cannot be recorded: {why}"
         self._finish()
         return self._await_restart(act.reason)
@@ -206,10 +218,3 @@ def record(
         before_step=before_step,
         samples=samples,
     )
-
-
-def _on_course(act: ActRecord) -> ActRecord:
-    """The act, for all checkpoints that were saved until now."""
-    about = read_job_context(environ)
-    course = (about.round, 0) if about.is_counted else _ANY_COURSE
-    return msgspec.structs.replace(act, course=course)

@@ -39,7 +39,10 @@ MAY_SAY = [
     subjects.blob(A, "0" * 32, 0),
     subjects.log(A, 1, "n1", 0, "stdout"),
     subjects.log_index(A, 1, "n1"),
-    *(subjects.ask("rendezvous", verb, A) for verb in ("join", "report", "leave", "drain", "stop")),
+    *(
+        subjects.ask("rendezvous", verb, A)
+        for verb in ("join", "report", "leave", "drain", "restart", "stop")
+    ),
     subjects.ask("logins", "renew", A),
     subjects.heard(A, "inbox", "1"),
     f"$JS.API.DIRECT.GET.KV_LIMITS.$KV.LIMITS.{A}",

@@ -20,7 +20,7 @@ LOGINS = "logins"
 """The service that renews logins."""
 
 AGENTS_ASK = {
-    "rendezvous": ("join", "report", "leave", "drain", "stop"),
+    "rendezvous": ("join", "report", "leave", "drain", "restart", "stop"),
     "straggler": ("clock", "scores"),
     LOGINS: ("renew",),
 }
