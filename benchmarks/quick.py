@@ -171,8 +171,7 @@ def _shown(ms: float | None) -> str:
     if ms is None:
         return "–"
     scale, unit = next(
-        (each for each in ((1e-3, "s"), (1.0, "ms"), (1e3, "us")) if ms * each[0] >= 1),
-        (1e6, "ns"),
+        (each for each in ((1e-3, "s"), (1.0, "ms"), (1e3, "us")) if ms * each[0] >= 1), (1e6, "ns")
     )
     return f"{ms * scale:.3g} {unit}"
 

@@ -25,13 +25,7 @@ from itertools import islice
 from pathlib import Path
 
 from benchmarks.record_sizes.browser import browser, loads
-from benchmarks.record_sizes.fleet_facts import (
-    BIG,
-    USERS,
-    fleet_facts,
-    job_name,
-    node_name,
-)
+from benchmarks.record_sizes.fleet_facts import BIG, USERS, fleet_facts, job_name, node_name
 from benchmarks.record_sizes.listeners import come_and_go
 from benchmarks.rig import Rig, rig
 from everstep.clock import SystemClock
@@ -85,21 +79,12 @@ def requests(jobs: int, incidents: Sequence[str]) -> Iterator[tuple[str, Callabl
     yield "list: incidents", lambda n: f"incidents?limit={50 + n % 7}"
     yield "list: facts, newest first", lambda n: f"facts?order=desc&limit={50 + n % 7}"
     yield "list: nodes", lambda n: f"nodes?limit={50 + n % 7}"
-    yield (
-        "filter: jobs by state",
-        lambda n: f"jobs?state={('running', 'done', 'failed')[n % 3]}",
-    )
-    yield (
-        "filter: jobs by user and label",
-        lambda n: f"jobs?user={USERS[n % 4]}&label=team:llm",
-    )
+    yield ("filter: jobs by state", lambda n: f"jobs?state={('running', 'done', 'failed')[n % 3]}")
+    yield ("filter: jobs by user and label", lambda n: f"jobs?user={USERS[n % 4]}&label=team:llm")
     yield "filter: jobs by part of a name", lambda n: f"jobs?q={names[n][-4:]}"
     yield "filter: incidents open", lambda n: f"incidents?open=true&limit={50 + n % 7}"
     yield "filter: incidents of a node", lambda n: f"incidents?node={node_name(n * 7)}"
-    yield (
-        "filter: facts of a job and kind",
-        lambda n: f"facts?job={names[n]}&kind=round_formed",
-    )
+    yield ("filter: facts of a job and kind", lambda n: f"facts?job={names[n]}&kind=round_formed")
     yield (
         "filter: the same, of a job with 50 000",
         lambda n: f"facts?job={BIG}&kind=round_ended&order=desc&limit={100 + n % 7}",

@@ -180,9 +180,7 @@ class Nvrx:
     """Its writer for torch's format, with its persistent process, or a fork for each save."""
 
     def __init__(self, *, is_persistent: bool) -> None:
-        from nvidia_resiliency_ext.checkpointing.async_ckpt.core import (
-            AsyncCallsQueue,
-        )
+        from nvidia_resiliency_ext.checkpointing.async_ckpt.core import AsyncCallsQueue
 
         self._queue = AsyncCallsQueue(persistent=is_persistent)
 

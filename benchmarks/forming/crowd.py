@@ -228,8 +228,7 @@ async def _rendezvous(nats: DevServer, folder: Path) -> AsyncIterator[psutil.Pro
         "EVERSTEP_LOG__LEVEL": "warning",
     }
     service = await asyncio.create_subprocess_exec(
-        *[sys.executable, "-m", "everstep_services.rendezvous"],
-        env={**os.environ, **environment},
+        *[sys.executable, "-m", "everstep_services.rendezvous"], env={**os.environ, **environment}
     )
     try:
         yield psutil.Process(service.pid)

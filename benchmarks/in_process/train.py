@@ -80,10 +80,7 @@ def wrapped_by_everstep(folder: Path, options: dict[str, Any]) -> None:
 
 def wrapped_by_nvrx(folder: Path, options: dict[str, Any]) -> None:
     """Train with NVRx's wrapper, whose store has a port of its own, as in its examples."""
-    from nvidia_resiliency_ext.inprocess import (
-        CallWrapper,
-        Wrapper,
-    )
+    from nvidia_resiliency_ext.inprocess import CallWrapper, Wrapper
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

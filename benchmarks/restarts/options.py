@@ -12,14 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.restarts.buses import running as running_bus
-from benchmarks.restarts.contenders import (
-    JOB,
-    Contender,
-    Everstep,
-    Revision,
-    ft_launcher,
-    torchrun,
-)
+from benchmarks.restarts.contenders import JOB, Contender, Everstep, Revision, ft_launcher, torchrun
 
 One = TypeVar("One")
 

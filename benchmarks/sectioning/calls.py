@@ -81,13 +81,8 @@ def everstep(*, is_cpu_timed: bool = False) -> Iterator[Calls]:
 @contextmanager
 def nvrx() -> Iterator[Calls]:
     """Their client and their monitor, which is another process and answers nothing but "ok"."""
-    from nvidia_resiliency_ext.fault_tolerance import (
-        FaultToleranceConfig,
-        RankMonitorClient,
-    )
-    from nvidia_resiliency_ext.fault_tolerance.rank_monitor_server import (
-        RankMonitorServer,
-    )
+    from nvidia_resiliency_ext.fault_tolerance import FaultToleranceConfig, RankMonitorClient
+    from nvidia_resiliency_ext.fault_tolerance.rank_monitor_server import RankMonitorServer
 
     os.environ.setdefault("RANK", "0")
     os.environ.setdefault("LOCAL_RANK", "0")

@@ -70,9 +70,7 @@ def _everstep() -> tuple[Section, Callable[[], object]]:
 
 
 def _nvrx() -> tuple[Section, Callable[[], object]]:
-    from nvidia_resiliency_ext.fault_tolerance import (
-        RankMonitorClient,
-    )
+    from nvidia_resiliency_ext.fault_tolerance import RankMonitorClient
 
     client = RankMonitorClient()
     client.init_workload_monitoring()

@@ -89,10 +89,7 @@ def subjects_of(message: type[Message]) -> list[str]:
     if issubclass(message, Fact):
         return [_template(subjects.fact("JOB", kind_of(message)))]
     if issubclass(message, Order):
-        return [
-            _template(subjects.order("JOB", "NODE")),
-            _template(subjects.order("JOB")),
-        ]
+        return [_template(subjects.order("JOB", "NODE")), _template(subjects.order("JOB"))]
     if message is NodeBeat:
         return [_template(subjects.beat("JOB", "NODE"))]
     if message is NodeTimings:

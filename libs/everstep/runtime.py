@@ -65,10 +65,7 @@ class _StopRequested(Exception):  # noqa: N818  not an error: it ends the task g
 
 
 async def serve(
-    *loops: Loop,
-    stop: asyncio.Event,
-    drains: Sequence[Drain] = (),
-    drain_within_s: float = 10.0,
+    *loops: Loop, stop: asyncio.Event, drains: Sequence[Drain] = (), drain_within_s: float = 10.0
 ) -> None:
     """Run every loop until `stop` is set.
 

@@ -9,12 +9,7 @@ from trainer_sdk.checkpoint.manifest import MANIFEST, step_name
 from trainer_sdk.checkpoint.storage import Storage
 from trainer_sdk.checkpoint.storage.checkpoints import PINNED, look, stored_checkpoints, verify
 from trainer_sdk.checkpoint.storage.leftovers import leftovers, sweep
-from trainer_sdk.checkpoint.storage.names import (
-    pulling_name,
-    replaced_name,
-    saving_name,
-    saving_of,
-)
+from trainer_sdk.checkpoint.storage.names import pulling_name, replaced_name, saving_name, saving_of
 
 JOB = "llama"
 DEAD, LIVE = saving_name(100, 1, "0a1b2c3d", 7), saving_name(100, 2, "ffffffff", 1)

@@ -12,15 +12,7 @@ import psutil
 from everstep_services.cli.api.client import Api
 from everstep_services.cli.errors import CliError
 from tests.e2e.control_planes import ControlPlane
-from tests.e2e.processes import (
-    SCRIPTS,
-    Process,
-    below,
-    environment,
-    kill_all,
-    python,
-    tagged,
-)
+from tests.e2e.processes import SCRIPTS, Process, below, environment, kill_all, python, tagged
 from tests.waiting import WITHIN_S, until
 
 Body = Mapping[str, Any]

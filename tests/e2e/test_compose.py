@@ -63,10 +63,7 @@ def settings(tmp_path: Path, login: str, bus_url: str) -> BusSettings:
     secret = tmp_path / "bus.creds"
     secret.write_text(login)
     return BusSettings(
-        url=bus_url,
-        credentials_file=secret,
-        reconnect_wait_s=0.1,
-        reconnect_jitter_s=0.1,
+        url=bus_url, credentials_file=secret, reconnect_wait_s=0.1, reconnect_jitter_s=0.1
     )
 
 

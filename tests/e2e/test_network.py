@@ -44,11 +44,7 @@ def test_nodes_without_ranks_measure_each_other_and_the_figures_are_printed(
     for node in ("node-1", "node-2"):
         cluster.until_fact("node_joined", partial(is_about, node))
     found = until(partial(measured, cluster), "both have had their turn")
-    assert (found["schema"], found["slow"], found["untold"]) == (
-        "everstep.network_test/v1",
-        [],
-        {},
-    )
+    assert (found["schema"], found["slow"], found["untold"]) == ("everstep.network_test/v1", [], {})
     (link,) = found["links"]
     assert {link["from"], link["to"]} == {"node-1", "node-2"}
     assert link["mib_s"] > 1

@@ -72,8 +72,7 @@ def test_a_repeat_offender_is_replaced_by_the_spare_once_that_is_switched_on(
     decided, taken = used(cluster, blamed(cluster, offender, 3))
     assert (decided.get("mode", "enforce"), taken["outcome"]) == ("enforce", "done"), taken
     without = cluster.until_fact(
-        "round_formed",
-        lambda body: offender not in {member[1] for member in body["members"]},
+        "round_formed", lambda body: offender not in {member[1] for member in body["members"]}
     )
     assert cluster.members(without["round"]) == {**before, 1: nodes[2]}
     assert next(one for one in cluster.agents if one.node == offender).wait() == 0

@@ -77,12 +77,7 @@ class Run:
         if os.geteuid() == 0:
             command = ["setpriv", f"--bounding-set={RIGHTS}", *command]
         return subprocess.run(
-            command,
-            env=self.environ,
-            capture_output=True,
-            text=True,
-            timeout=within_s,
-            check=False,
+            command, env=self.environ, capture_output=True, text=True, timeout=within_s, check=False
         )
 
     def files(self) -> dict[str, bytes]:

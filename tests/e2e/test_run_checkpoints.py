@@ -161,9 +161,7 @@ def test_a_requeue_to_the_same_node_finds_its_states_in_memory(cluster: Cluster)
 
 
 @pytest.mark.variant
-def test_a_memory_that_is_lost_is_no_fresh_start_unless_that_is_allowed(
-    cluster: Cluster,
-) -> None:
+def test_a_memory_that_is_lost_is_no_fresh_start_unless_that_is_allowed(cluster: Cluster) -> None:
     """It says what was there, and does not take it for "there has never been one" (A8.7)."""
     first = training(cluster, every=SELDOM, memory_every=5)
     until_kept(cluster, 5)

@@ -123,9 +123,7 @@ def acts(cluster: Cluster, name: str) -> list[tuple[str, str, str]]:
             if name in json.dumps(body)]  # fmt: skip
 
 
-def test_an_assistant_drains_a_node_and_the_training_goes_on_without_it(
-    cluster: Cluster,
-) -> None:
+def test_an_assistant_drains_a_node_and_the_training_goes_on_without_it(cluster: Cluster) -> None:
     """By stdio: the tool is offered as destructive, and the record shows whose token it was."""
     options = ("--nnodes", "2", "--spares", "1", "--nproc-per-node", "1")
     # Names of their own: a node that takes part in several jobs cannot be drained without a job.

@@ -64,8 +64,7 @@ def test_a_probe_that_fails_on_one_node_gives_its_slot_to_the_spare(cluster: Clu
 
     bad(cluster, before[1]).unlink()
     recovered = cluster.until_fact(
-        "node_check_finished",
-        lambda body: body["occasion"] == "probe" and body["is_healthy"],
+        "node_check_finished", lambda body: body["occasion"] == "probe" and body["is_healthy"]
     )
     assert recovered["node"] == before[1]
     cluster.finish()

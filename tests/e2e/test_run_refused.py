@@ -103,8 +103,7 @@ def test_an_interface_that_is_not_there(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    "folder",
-    [pytest.param("another-host", id="another-host"), variant("node-1", id="same-host")],
+    "folder", [pytest.param("another-host", id="another-host"), variant("node-1", id="same-host")]
 )
 def test_a_second_node_of_the_same_name(cluster: Cluster, folder: str) -> None:
     cluster.steady("--nnodes", "2")

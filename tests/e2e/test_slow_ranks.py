@@ -65,8 +65,7 @@ def slow_down(cluster: Cluster, kind: str, rank: int, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "section"),
-    [variant("input", "data"), variant("compute", "backward")],
+    ("kind", "section"), [variant("input", "data"), variant("compute", "backward")]
 )
 def test_a_slow_rank_is_named_with_its_cause_and_cleared(
     cluster: Cluster, kind: str, section: str

@@ -22,13 +22,7 @@ from everstep.messages import (
     StartRanks,
 )
 from everstep.node_pairs import schedule
-from everstep_services.agent.core.actions import (
-    Action,
-    AskToJoin,
-    ExitAgent,
-    SendReport,
-    StopRound,
-)
+from everstep_services.agent.core.actions import Action, AskToJoin, ExitAgent, SendReport, StopRound
 from everstep_services.agent.core.agent import Agent as Core
 from everstep_services.agent.core.round_part import AgentTimeouts
 

@@ -14,14 +14,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from everstep.messages import (
-    ErrorRecord,
-    IncidentClosed,
-    Joined,
-    Report,
-    Reported,
-    StartRanks,
-)
+from everstep.messages import ErrorRecord, IncidentClosed, Joined, Report, Reported, StartRanks
 from everstep_services.agent.core.actions import (
     Action,
     AskToJoin,

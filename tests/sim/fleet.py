@@ -24,13 +24,7 @@ from everstep.messages import (
     StartRanks,
     StopJob,
 )
-from everstep_services.rendezvous.domain.events import (
-    Event,
-    JobControl,
-    LivenessProbe,
-    Now,
-    Probed,
-)
+from everstep_services.rendezvous.domain.events import Event, JobControl, LivenessProbe, Now, Probed
 from tests.sim.agents import FAULTS_END_S, PREEMPTED, Agent
 from tests.sim.invariants import Record
 from tests.sim.replicas import DECODER, Replica

@@ -15,13 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from everstep.evidence.files import read_regular
-from trainer_sdk.checkpoint.manifest import (
-    INDEX,
-    BadManifestError,
-    Identity,
-    ImageIndex,
-    decode,
-)
+from trainer_sdk.checkpoint.manifest import INDEX, BadManifestError, Identity, ImageIndex, decode
 from trainer_sdk.checkpoint.restore.choice import MEMORY, PEER, Tier
 from trainer_sdk.checkpoint.storage.checkpoints import CheckpointMark
 from trainer_sdk.checkpoint.storage.folder import sync_folder

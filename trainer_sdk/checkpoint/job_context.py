@@ -44,12 +44,7 @@ def read_job_context(environ: Mapping[str, str], job: str = "", root: str = "") 
     if not images:
         images = _own_folder(name if name != _ALONE else f"{name}-{_short(root or os.getcwd())}")
         return JobContext(
-            name,
-            int(number),
-            images,
-            has_keeper=False,
-            is_counted=bool(counted),
-            restarts=restarts,
+            name, int(number), images, has_keeper=False, is_counted=bool(counted), restarts=restarts
         )
     return JobContext(
         name,

@@ -121,12 +121,7 @@ def compressed_of(
 ) -> torch.Tensor:
     """A sparse tensor by compressed indices, which are compared with its shape."""
     return torch.sparse_compressed_tensor(
-        compressed,
-        plain,
-        values,
-        size_of(*shape),
-        layout=layout_of(layout),
-        check_invariants=True,
+        compressed, plain, values, size_of(*shape), layout=layout_of(layout), check_invariants=True
     )
 
 

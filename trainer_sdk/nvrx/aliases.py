@@ -160,10 +160,7 @@ class AliasFinder(MetaPathFinder):
     """Finds NVRx's modules as copies of ours, and names the remedy for those that we lack."""
 
     def find_spec(
-        self,
-        name: str,
-        path: Sequence[str] | None = None,
-        target: ModuleType | None = None,
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """The module of this name; an error with the remedy for a module without counterpart."""
         del path, target

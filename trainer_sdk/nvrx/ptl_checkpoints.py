@@ -36,9 +36,7 @@ class LocalCheckpointCallback(Callback):
     """Saves local checkpoints, by steps or by time, through a `HierarchicalCheckpointIO`."""
 
     def __init__(
-        self,
-        every_n_train_steps: int | None = None,
-        train_time_interval: timedelta | None = None,
+        self, every_n_train_steps: int | None = None, train_time_interval: timedelta | None = None
     ) -> None:
         if (every_n_train_steps is None) == (train_time_interval is None):
             raise ValueError("give either every_n_train_steps or train_time_interval")

@@ -316,9 +316,7 @@ class FaultToleranceSectionsCallback(_Monitored):
         if sections:
             assert self.fault_tol_client is not None
             is_whole = is_final and all(seen.values())
-            self._calculated(
-                lambda: self._of_sections(sections, is_whole),
-            )
+            self._calculated(lambda: self._of_sections(sections, is_whole))
 
     def _of_sections(self, sections: Collection[str], is_whole: bool) -> bool:
         assert self.fault_tol_client is not None

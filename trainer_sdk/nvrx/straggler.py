@@ -182,11 +182,7 @@ class Detector:
             yield
 
     @classmethod
-    def wrap_callables(
-        cls,
-        callable_ids: Iterable[CallableId],
-        profile_cuda: bool = True,
-    ) -> None:
+    def wrap_callables(cls, callable_ids: Iterable[CallableId], profile_cuda: bool = True) -> None:
         """Measure each call of these functions as a section."""
         del profile_cuda
         cls.original_callables = []

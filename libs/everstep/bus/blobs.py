@@ -9,12 +9,7 @@ import asyncio
 import zstandard
 
 from everstep import subjects
-from everstep.bus.errors import (
-    BlobMissingError,
-    BusConfigError,
-    BusRefusedError,
-    BusTimeoutError,
-)
+from everstep.bus.errors import BlobMissingError, BusConfigError, BusRefusedError, BusTimeoutError
 from everstep.bus.jetstream import EXPECTED, IN_PROCESS, WRITTEN_BEFORE, JetStream
 from everstep.bus.topology import EVIDENCE_STREAM
 from everstep.hashing import hash_of
@@ -40,10 +35,7 @@ class NatsBlobs:
             )
         stored = await asyncio.to_thread(zstandard.compress, data)
         ref = BlobRef(
-            job=job,
-            id=hash_of(stored),
-            size_bytes=len(data),
-            parts=-(-len(stored) // PART_BYTES),
+            job=job, id=hash_of(stored), size_bytes=len(data), parts=-(-len(stored) // PART_BYTES)
         )
         for part in range(ref.parts):
             await self._put_part(ref, part, stored[part * PART_BYTES : (part + 1) * PART_BYTES])

@@ -166,14 +166,7 @@ class NatsBus:
     # -- questions, documents, leases, blobs -------------------------------------------------
 
     async def ask(
-        self,
-        service: str,
-        verb: str,
-        question: Message,
-        of: type[M],
-        *,
-        job: str,
-        within_s: float,
+        self, service: str, verb: str, question: Message, of: type[M], *, job: str, within_s: float
     ) -> M:
         return await requests.ask(
             self._jetstream, service, verb, question, of, job=job, within_s=within_s

@@ -249,14 +249,7 @@ class Bus(Protocol):
         """Read the whole stream of facts from a position, or from its start."""
 
     async def ask(
-        self,
-        service: str,
-        verb: str,
-        question: Message,
-        of: type[M],
-        *,
-        job: str,
-        within_s: float,
+        self, service: str, verb: str, question: Message, of: type[M], *, job: str, within_s: float
     ) -> M:
         """Return the answer to a question, or raise the `AskError` that says why there is none."""
 

@@ -15,12 +15,7 @@ from nats.micro.service import Service
 from everstep import __version__, spans, subjects
 from everstep.bus.background import in_background
 from everstep.bus.connection import Connection
-from everstep.bus.errors import (
-    AskRefusedError,
-    AskTimeoutError,
-    BusError,
-    BusTimeoutError,
-)
+from everstep.bus.errors import AskRefusedError, AskTimeoutError, BusError, BusTimeoutError
 from everstep.bus.input_failures import InputFailures
 from everstep.bus.jetstream import JetStream, nobody
 from everstep.bus.nats_patches import answer_at_once

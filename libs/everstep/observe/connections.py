@@ -209,10 +209,7 @@ class Acceptor:
     """Accepts connections from a listening socket, and does not spin when it cannot."""
 
     def __init__(
-        self,
-        listener: socket.socket,
-        among: Connections,
-        adopt: Callable[[socket.socket], object],
+        self, listener: socket.socket, among: Connections, adopt: Callable[[socket.socket], object]
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._listener = listener

@@ -13,12 +13,7 @@ import msgspec
 import uvicorn
 
 from everstep.errors import EverstepError
-from everstep.observe.connections import (
-    Acceptor,
-    BoundedConnection,
-    ConnectionLimits,
-    Connections,
-)
+from everstep.observe.connections import Acceptor, BoundedConnection, ConnectionLimits, Connections
 from everstep.observe.health import Health
 from everstep.observe.metrics import CONTENT_TYPE, MetricRegistry
 

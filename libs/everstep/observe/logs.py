@@ -35,11 +35,7 @@ _QUIET = (
 
 
 def configure(
-    settings: LogSettings,
-    service: str,
-    *,
-    environ: Mapping[str, str],
-    stream: TextIO | None = None,
+    settings: LogSettings, service: str, *, environ: Mapping[str, str], stream: TextIO | None = None
 ) -> None:
     """Send every log record of the process to stderr, or `stream`, once, without secrets."""
     stream = sys.stderr if stream is None else stream

@@ -85,10 +85,7 @@ class Loaded:
         """All settings, in the order of their definition, fit for printing."""
         return [
             Row(
-                leaf.key,
-                shown(leaf.key, _value(settings, leaf)),
-                self.origins[leaf.key],
-                leaf.help,
+                leaf.key, shown(leaf.key, _value(settings, leaf)), self.origins[leaf.key], leaf.help
             )
             for name, settings in self.sections.items()
             for leaf in leaves(type(settings), name)

@@ -152,11 +152,6 @@ def _words(info: inspect.Type) -> str:
 
 
 def _bounds(info: inspect.IntType | inspect.FloatType) -> str:
-    bounds = (
-        ("at least", info.ge),
-        ("above", info.gt),
-        ("at most", info.le),
-        ("below", info.lt),
-    )
+    bounds = (("at least", info.ge), ("above", info.gt), ("at most", info.le), ("below", info.lt))
     limits = [f"{word} {bound:g}" for word, bound in bounds if bound is not None]
     return f", {' and '.join(limits)}" if limits else ""

@@ -16,11 +16,7 @@ _STAY = frozenset({tables.nodes})
 def _of_jobs() -> tuple[Table, ...]:
     """The tables with rows of jobs. Facts are last but one: until then, a rebuild adds rows."""
     projected = (table for table in tables.projected.values() if "job" in table.c)
-    return (
-        *(table for table in projected if table not in _STAY),
-        tables.facts,
-        tables.kept_blobs,
-    )
+    return (*(table for table in projected if table not in _STAY), tables.facts, tables.kept_blobs)
 
 
 @dataclass(frozen=True, slots=True)

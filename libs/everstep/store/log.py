@@ -77,12 +77,7 @@ class FactLog:
         self._upserts = upserts(type(database.dialect))  # type: ignore[arg-type]  # a class has a hash
 
     async def append(
-        self,
-        stream: str,
-        batch: Sequence[NewFact],
-        *,
-        sequence: int,
-        received_us: int,
+        self, stream: str, batch: Sequence[NewFact], *, sequence: int, received_us: int
     ) -> Appended:
         """Write the new facts of a batch, their projection, and the position; or nothing.
 

@@ -12,12 +12,7 @@ from everstep.job_states import state_of_job
 from everstep.store import tables
 from everstep.store.database import Database
 from everstep.store.projected.changes import compact
-from everstep.store.projected.jobs import (
-    ENDED,
-    PHASES,
-    PHASES_A_ROUND,
-    WAITING,
-)
+from everstep.store.projected.jobs import ENDED, PHASES, PHASES_A_ROUND, WAITING
 
 Key = tuple[str | int, ...]
 Record = Mapping[Any, Any]

@@ -223,7 +223,5 @@ Index("ix_incidents_node", incidents.c.node)
 Index("ix_incidents_incident", incidents.c.incident)
 Index("ix_verdicts_job_incident", verdicts.c.job, verdicts.c.incident)
 Index(
-    "ix_verdict_corrections_job_incident",
-    verdict_corrections.c.job,
-    verdict_corrections.c.incident,
+    "ix_verdict_corrections_job_incident", verdict_corrections.c.job, verdict_corrections.c.incident
 )

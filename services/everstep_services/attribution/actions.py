@@ -54,12 +54,7 @@ class VerdictActions:
     """Takes verdicts one after the other; each rule acts once for an incident."""
 
     def __init__(
-        self,
-        default: PolicySwitches,
-        keeper: CaseKeeper,
-        bus: Bus,
-        clock: Clock,
-        ids: DerivedIds,
+        self, default: PolicySwitches, keeper: CaseKeeper, bus: Bus, clock: Clock, ids: DerivedIds
     ) -> None:
         self._default = default
         self._ids = ids

@@ -82,10 +82,7 @@ class Explainer:
             "model": settings.model,
             "max_tokens": settings.most_tokens,
             "temperature": 0,
-            "messages": [
-                {"role": "system", "content": _ASKED},
-                {"role": "user", "content": asked},
-            ],
+            "messages": [{"role": "system", "content": _ASKED}, {"role": "user", "content": asked}],
         }
         headers = {"Content-Type": "application/json"}
         if settings.key_file is not None:

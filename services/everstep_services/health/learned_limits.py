@@ -11,14 +11,7 @@ from everstep.bus.ports import Bus
 from everstep.bus.requests import RefusalError
 from everstep.clock import Clock
 from everstep.ids import new_id
-from everstep.messages import (
-    Done,
-    LimitsDocument,
-    LimitsLearned,
-    NodeBeat,
-    ProgressMade,
-    SetLimit,
-)
+from everstep.messages import Done, LimitsDocument, LimitsLearned, NodeBeat, ProgressMade, SetLimit
 from everstep.messages.codec import BadMessageError, decode_as, encode
 from everstep_services.health.domain.limit_learner import (
     LimitLearner,

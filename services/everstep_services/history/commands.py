@@ -38,12 +38,7 @@ async def rebuild(fact_log: FactLog, most: int = 2000) -> int:
 
 
 async def make_token(
-    database: Database,
-    name: str,
-    scope: Scope,
-    clock: Clock,
-    *,
-    expires_in_s: int | None = None,
+    database: Database, name: str, scope: Scope, clock: Clock, *, expires_in_s: int | None = None
 ) -> str:
     """A new token's text, which cannot be had again."""
     now_us = to_us(clock.wall())

@@ -6,13 +6,7 @@ from functools import cache
 
 from everstep.bus.ports import Delivered
 from everstep.messages import Fact, kind_of
-from everstep.messages.codec import (
-    BadMessageError,
-    Envelope,
-    UnknownMessageError,
-    decode,
-    envelope,
-)
+from everstep.messages.codec import BadMessageError, Envelope, UnknownMessageError, decode, envelope
 from everstep.store.log import NewFact
 from everstep.store.times import to_us
 from everstep.subjects import is_name

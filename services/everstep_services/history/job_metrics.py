@@ -18,11 +18,7 @@ from everstep.store.errors import StoreError
 from everstep.store.queries import Record, is_begun, is_over, jobs_with_state
 from everstep.store.times import to_us
 from everstep_services.history.beats import Beats, HeardBeat
-from everstep_services.history.goodput.ledger import (
-    LedgerSegment,
-    productive_ratio,
-    seconds,
-)
+from everstep_services.history.goodput.ledger import LedgerSegment, productive_ratio, seconds
 from everstep_services.history.goodput.reader import GoodputReader, JobNews
 
 log = logging.getLogger(__name__)

@@ -85,10 +85,7 @@ def _others() -> Iterator[Case]:
     yield Case("writer-killed", none, acts.writer_killed(1), {"sdk": True, "saves": True})
 
 
-_WINDOWS = {
-    "EVERSTEP_STRAGGLER__WINDOW_S": "1.5",
-    "EVERSTEP_STRAGGLER__SLOWER_RATIO": "0.5",
-}
+_WINDOWS = {"EVERSTEP_STRAGGLER__WINDOW_S": "1.5", "EVERSTEP_STRAGGLER__SLOWER_RATIO": "0.5"}
 """Short, and only what is slow beyond the noise of a busy machine counts."""
 
 

@@ -171,9 +171,7 @@ async def test_ranks_end_as_they_are_told(node: Node) -> None:
         assert named == ("InjectedError" if code == 1 else None), fault
 
 
-async def test_a_plan_in_the_environment_is_followed_at_its_step_and_told_first(
-    node: Node,
-) -> None:
+async def test_a_plan_in_the_environment_is_followed_at_its_step_and_told_first(node: Node) -> None:
     planned = "exit@4:amount=9,rank=1; exit@4:amount=8,rank=0,round=2"
     await node.start(2, EVERSTEP_INJECTION="1", EVERSTEP_INJECT=planned, EVERSTEP_ROUND="1")
     (said,) = await node.next(RankSaid)

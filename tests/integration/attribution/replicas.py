@@ -42,9 +42,7 @@ PEER = "Connection closed by peer [10.0.0.3]:4711"
 
 @asynccontextmanager
 async def at_work(
-    bus: Bus,
-    settings: AttributionSettings = QUICK,
-    analyzers: Mapping[str, Analyzer] = BUILT_IN,
+    bus: Bus, settings: AttributionSettings = QUICK, analyzers: Mapping[str, Analyzer] = BUILT_IN
 ) -> AsyncIterator[AttributionReplica]:
     """One replica, all of its loops running, its questions heard."""
     await asyncio.to_thread(rules.shipped)

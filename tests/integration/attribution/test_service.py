@@ -210,9 +210,7 @@ async def test_a_person_has_the_last_word_and_it_is_counted(training: Training) 
         assert (counted["corrections_total"], counted["confirmations_total"]) == (2, 1)
 
 
-async def test_an_analysis_that_ends_after_a_correction_changes_nothing(
-    training: Training,
-) -> None:
+async def test_an_analysis_that_ends_after_a_correction_changes_nothing(training: Training) -> None:
     """Later evidence began it, and accuses another rank."""
     begun, gate = asyncio.Event(), asyncio.Event()
 
@@ -238,9 +236,7 @@ async def test_an_analysis_that_ends_after_a_correction_changes_nothing(
         assert len(await verdicts(_real(training), training.job, 2)) == 2
 
 
-async def test_what_cannot_be_corrected_is_refused_with_the_remedy(
-    training: Training,
-) -> None:
+async def test_what_cannot_be_corrected_is_refused_with_the_remedy(training: Training) -> None:
     async with at_work(training.bus):
         await training.fail()
         await verdicts(_real(training), training.job)

@@ -169,9 +169,7 @@ async def test_an_agent_answers_its_orders_and_may_write_into_no_other_inbox(
                 await agent.jetstream.request(subject, b"forged", within_s=40)
 
 
-async def test_an_agent_cannot_ask_who_listens_to_another_job(
-    agent: NatsBus,
-) -> None:
+async def test_an_agent_cannot_ask_who_listens_to_another_job(agent: NatsBus) -> None:
     """The question is denied (A13.2)."""
     with pytest.raises(BusDeniedError):
         await agent.deliver(subjects.order("job-b", "n1"), order("job-b"), within_s=40)

@@ -103,9 +103,7 @@ async def test_a_server_that_dies_before_it_says_a_word_is_tried_again(
         assert bus.connected
 
 
-async def test_a_try_that_fails_as_time_is_up_is_the_last(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_try_that_fails_as_time_is_up_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python's `wait_for` answers then as if it had not been cancelled: it went on for ever."""
 
     async def cut_at_the_same_time(transport: TcpTransport) -> bytes:
@@ -272,8 +270,7 @@ async def test_setting_up_twice_changes_nothing_and_a_changed_stream_is_correcte
 async def test_a_server_that_cannot_do_what_is_asked_is_told_on(nats: DevServer) -> None:
     async with connect(nats.settings("admin"), "test") as bus:
         with pytest.raises(
-            TopologyError,
-            match="cannot be set up: STREAM.CREATE.FACTS: the server refused",
+            TopologyError, match="cannot be set up: STREAM.CREATE.FACTS: the server refused"
         ):
             await topology.init(bus.jetstream, replicas=3)  # it is not a cluster
 

@@ -18,11 +18,7 @@ import trustme
 from everstep.bus import BusSettings, connect, topology
 from everstep.bus.auth.roles import SERVICE
 from everstep.bus.client import NatsBus
-from everstep.bus.errors import (
-    BusDeniedError,
-    BusTlsError,
-    CredentialsExpiredError,
-)
+from everstep.bus.errors import BusDeniedError, BusTlsError, CredentialsExpiredError
 from everstep.bus.server.dev_server import DevServer
 from tests.integration.bus.servers import refused, relay, server_with, store_in
 from tests.waiting import until_async

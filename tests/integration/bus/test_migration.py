@@ -72,8 +72,7 @@ async def test_everstep_up_takes_its_old_state_along(tmp_path: Path, job: str) -
         before = await filled(bus, job)
     old_login = BusSettings(user="admin", password_file=tmp_path / "admin.password")
     await asyncio.to_thread(
-        (tmp_path / "admin.password").write_bytes,
-        (state / "nats" / "admin.password").read_bytes(),
+        (tmp_path / "admin.password").write_bytes, (state / "nats" / "admin.password").read_bytes()
     )
     for _ in range(2):  # and once more, when there is nothing to be moved any more
         async with dev_server(state) as nats:

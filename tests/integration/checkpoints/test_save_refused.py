@@ -173,10 +173,7 @@ def test_with_fatal_the_next_save_raises_the_failure_of_an_earlier_save(folder: 
 def test_a_state_that_cannot_be_read_on_one_rank_is_fatal_on_all(folder: Path) -> None:
     def one(group: RankGroup) -> str:
         state = STATE | {"it": Broken()} if group.rank else STATE
-        with (
-            saving(folder, group, on_error="fatal") as rank,
-            pytest.raises(SaveError) as raised,
-        ):
+        with saving(folder, group, on_error="fatal") as rank, pytest.raises(SaveError) as raised:
             rank.save(1, state)
         return str(raised.value)
 

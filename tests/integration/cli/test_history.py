@@ -202,10 +202,7 @@ def test_an_incident_that_cannot_be_found_says_what_to_do(run: Run) -> None:
         "everstep: 2 incidents of over begin with i: give more of the id\n",
     )
     code, _, err = run("why", "quiet")
-    assert (code, err) == (
-        Exit.NOT_FOUND,
-        "everstep: nothing has gone wrong with quiet so far\n",
-    )
+    assert (code, err) == (Exit.NOT_FOUND, "everstep: nothing has gone wrong with quiet so far\n")
     code, _, err = run("why", "braked")
     assert code == Exit.NOT_FOUND
     assert "ranks have stalled 1 time: other ranks were the reason, or they moved again" in err

@@ -42,10 +42,7 @@ def target() -> Iterator[str]:
 
 @pytest.fixture
 def run(
-    target: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Run]:
     monkeypatch.setenv("EVERSTEP_STATE_DIR", str(tmp_path / "state"))
     settings = NotifySettings(

@@ -8,13 +8,7 @@ from typing import TypeVar
 from everstep.bus.client import NatsBus
 from everstep.bus.ports import Bus
 from everstep.clock import Clock, SystemClock
-from everstep.messages import (
-    ControlDocument,
-    Fact,
-    LimitsDocument,
-    NodesDocument,
-    decode_as,
-)
+from everstep.messages import ControlDocument, Fact, LimitsDocument, NodesDocument, decode_as
 from everstep.messages.codec import decode
 from everstep.runtime import Loop
 from everstep_services.health.replica import HealthReplica

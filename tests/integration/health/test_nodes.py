@@ -77,10 +77,7 @@ async def own(nats: DevServer, tmp_path: Path) -> AsyncIterator[NatsBus]:
 
 @asynccontextmanager
 async def working(
-    nats: DevServer,
-    tmp_path: Path,
-    settings: HealthSettings = QUICK,
-    clock: Clock | None = None,
+    nats: DevServer, tmp_path: Path, settings: HealthSettings = QUICK, clock: Clock | None = None
 ) -> AsyncIterator[HealthReplica]:
     """A replica of health with a bus of its own."""
     async with (
@@ -277,10 +274,7 @@ async def test_strikes_are_counted_over_restarts_of_health_and_of_the_bus(
             limit_s=3.0,
             reason="silent",
         )
-        async with (
-            connect(settings, "health", spool=tmp_path / "one") as bus,
-            at_work(bus, QUICK),
-        ):
+        async with connect(settings, "health", spool=tmp_path / "one") as bus, at_work(bus, QUICK):
             await own.wait_connected()
             await seat(own, loss.job, "n1")
             await own.record(loss)

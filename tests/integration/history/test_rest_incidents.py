@@ -23,16 +23,7 @@ from everstep_services.history.log_copy import LogCopier
 from tests.fakes.bus import MemoryBlobs
 from tests.integration.conftest import Api
 from tests.unit.history.facts import BEGAN, fact_id, make
-from tests.unit.history.story import (
-    BLOB,
-    INCIDENT,
-    JOB,
-    TRACEBACK,
-    begun,
-    killed,
-    stalled,
-    whole,
-)
+from tests.unit.history.story import BLOB, INCIDENT, JOB, TRACEBACK, begun, killed, stalled, whole
 
 TAIL = "step 1010\nCUDA out of memory — „naïve“\n"
 
@@ -458,12 +449,7 @@ async def test_only_so_much_is_kept_and_the_oldest_goes_first(api: Api) -> None:
     assert await kept.make_room(10_000, absent="too much") == 2
     assert await kept.make_room(10_000, absent="too much") == 0
     found = [await kept.find(ref.id) for ref in refs]
-    assert [one is not None and one.data is not None for one in found] == [
-        False,
-        False,
-        True,
-        True,
-    ]
+    assert [one is not None and one.data is not None for one in found] == [False, False, True, True]
     assert found[0] is not None
     assert found[0].absent == "too much"
 

@@ -133,8 +133,7 @@ async def test_a_job_that_a_later_allocation_takes_up_is_over_no_more(
     found = await get(reader, "jobs/j")
     assert (found["state"], found["exit_code"], found["watch"]["state"]) == ("failed", 1, "off")
     await api.add(
-        make("allocation_started", round=None, allocation="a2"),
-        make("round_started", round=2),
+        make("allocation_started", round=None, allocation="a2"), make("round_started", round=2)
     )
     found = await get(reader, "jobs/j")
     assert (found["state"], found["exit_code"], found["ended_at"]) == ("running", None, None)

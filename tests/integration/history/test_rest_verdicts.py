@@ -12,15 +12,7 @@ import pytest
 
 from everstep.bus.blobs import MAX_BLOB_BYTES
 from everstep.evidence.archive import ArchiveMember, pack
-from everstep.messages import (
-    BlobRef,
-    CorrectVerdict,
-    Done,
-    Fact,
-    Member,
-    Message,
-    ReadEvidence,
-)
+from everstep.messages import BlobRef, CorrectVerdict, Done, Fact, Member, Message, ReadEvidence
 from everstep_services.attribution.answers import EvidenceReader
 from tests.integration.conftest import Api
 from tests.unit.attribution.evidence import ALL_REDUCE, STEP, recorders, stack

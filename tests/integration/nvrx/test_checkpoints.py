@@ -17,10 +17,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from trainer_sdk import testing
 from trainer_sdk.nvrx import aliases, async_calls
 from trainer_sdk.nvrx.async_calls import AsyncCallsQueue, AsyncRequest
-from trainer_sdk.nvrx.filesystem_async import (
-    CachedMetadataFileSystemReader,
-    FileSystemWriterAsync,
-)
+from trainer_sdk.nvrx.filesystem_async import CachedMetadataFileSystemReader, FileSystemWriterAsync
 from trainer_sdk.nvrx.local_checkpoints import (
     BaseCheckpointManager,
     CheckpointingException,

@@ -18,10 +18,7 @@ pl: Any = pytest.importorskip("lightning.pytorch", reason="lightning is not inst
 
 from trainer_sdk.nvrx import WorkloadAction, WorkloadControlRequest  # noqa: E402
 from trainer_sdk.nvrx.local_checkpoints import LocalCheckpointManager  # noqa: E402
-from trainer_sdk.nvrx.ptl_checkpoints import (  # noqa: E402
-    HierarchicalCheckpointIO,
-    LocalCheckpointCallback,
-)
+from trainer_sdk.nvrx.ptl_checkpoints import HierarchicalCheckpointIO, LocalCheckpointCallback  # noqa: E402
 from trainer_sdk.nvrx.ptl_resiliency import (  # noqa: E402
     FaultToleranceCallback,
     FaultToleranceSectionsCallback,

@@ -139,9 +139,7 @@ async def test_a_check_that_does_not_exist_is_unknown_with_its_error() -> None:
     assert "'nosuch' is not a check" in of(found)["nosuch"].reason
 
 
-async def test_site_checks_run_side_by_side_and_those_that_hang_are_killed(
-    tmp_path: Path,
-) -> None:
+async def test_site_checks_run_side_by_side_and_those_that_hang_are_killed(tmp_path: Path) -> None:
     folder = tmp_path / "checks"
     folder.mkdir()
     script(folder, "good", "echo fine")

@@ -38,8 +38,7 @@ async def held_elsewhere(nats: DevServer, name: str) -> tuple[asyncio.subprocess
     names = ("url", "user", "password_file", "credentials_file")
     login = {name: str(found) for name in names if (found := getattr(bus, name)) is not None}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", HOLDER, json.dumps(login), name),
-        stdout=PIPE,
+        *(sys.executable, "-c", HOLDER, json.dumps(login), name), stdout=PIPE
     )
     assert process.stdout is not None
     return process, int(await process.stdout.readline())

@@ -19,9 +19,7 @@ def goes_back(node: Node, rank: int, *, to: int, round: int) -> None:
     mark_restored(folder, RestoredState(identity=identity, round=round))
 
 
-async def test_the_next_state_takes_the_place_of_what_the_training_has_left(
-    tmp_path: Path,
-) -> None:
+async def test_the_next_state_takes_the_place_of_what_the_training_has_left(tmp_path: Path) -> None:
     one, other = made("one", tmp_path / "one"), made("other", tmp_path / "other")
     async with running([one, other]):
         one.keep.begins(order(0, peers=[other.peer(1)]))

@@ -59,10 +59,7 @@ def test_two_trainings_of_one_folder_have_states_of_their_own(tmp_path: Path) ->
     ("value", "reason"),
     [
         (5.0, "memory has an image of step 5 already, which has the same content"),
-        (
-            6.0,
-            "memory has an image of step 5 already, which stays: later changes are not in it",
-        ),
+        (6.0, "memory has an image of step 5 already, which stays: later changes are not in it"),
     ],
 )
 @pytest.mark.parametrize("is_new", [True, False])

@@ -14,10 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import (  # type: ignore[attr-defined]
-    _dump_fr_trace,
-    _dump_fr_trace_json,
-)
+from torch._C._distributed_c10d import _dump_fr_trace, _dump_fr_trace_json  # type: ignore[attr-defined]
 
 from tests.waiting import until
 

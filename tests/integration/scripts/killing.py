@@ -32,14 +32,7 @@ from tests.checkpoint_helpers.killed_writer import (
 from tests.checkpoint_helpers.killing_server import unfinished
 from tests.checkpoint_helpers.small_pieces import write_small_pieces
 from tests.scripted import apart
-from trainer_sdk.checkpoint.manifest import (
-    IMAGE,
-    INDEX,
-    MANIFEST,
-    ImageIndex,
-    decode,
-    step_name,
-)
+from trainer_sdk.checkpoint.manifest import IMAGE, INDEX, MANIFEST, ImageIndex, decode, step_name
 from trainer_sdk.checkpoint.storage import Storage, storage_for
 from trainer_sdk.checkpoint.storage.checkpoints import (
     OWNER,

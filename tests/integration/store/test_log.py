@@ -92,11 +92,7 @@ async def logged_ids(database: Database) -> list[str]:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 async def test_the_database_merges_as_the_rules_say_however_often_facts_come(
-    database: Database,
-    log: FactLog,
-    given_facts: list[Fact],
-    cuts: list[int],
-    again: list[int],
+    database: Database, log: FactLog, given_facts: list[Fact], cuts: list[int], again: list[int]
 ) -> None:
     await empty(database)
     for batch in partitioned(given_facts, cuts):

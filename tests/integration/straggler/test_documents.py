@@ -15,13 +15,7 @@ from everstep.messages import (
 )
 from everstep_services.health.nodes.control import blank, switched
 from tests.fakes.bus import MemoryBus, MemoryServer
-from tests.integration.straggler.replicas import (
-    Nodes,
-    at_work,
-    document,
-    found,
-    switch,
-)
+from tests.integration.straggler.replicas import Nodes, at_work, document, found, switch
 from tests.waiting import until_async
 
 

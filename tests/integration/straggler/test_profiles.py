@@ -31,10 +31,7 @@ def profiled(folder: Path, slow: int, where: str) -> list[Path]:
     return [folder / f"rank{rank}.json" for rank in range(RANKS)]
 
 
-@pytest.mark.parametrize(
-    ("where", "cause"),
-    [variant("data", "input"), ("forward", "compute")],
-)
+@pytest.mark.parametrize(("where", "cause"), [variant("data", "input"), ("forward", "compute")])
 def test_the_rank_that_is_slow_in_a_real_training_is_named_with_its_cause(
     tmp_path: Path, where: str, cause: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

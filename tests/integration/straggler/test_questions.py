@@ -23,12 +23,7 @@ from everstep.messages import (
 from everstep.messages.base import Question
 from everstep_services.agent.timings.rank_spreads import RankSpreads
 from everstep_services.health.nodes.control import blank, switched
-from tests.integration.straggler.replicas import (
-    Nodes,
-    at_work,
-    found,
-    switch,
-)
+from tests.integration.straggler.replicas import Nodes, at_work, found, switch
 from tests.waiting import until_async
 from trainer_sdk import layout
 

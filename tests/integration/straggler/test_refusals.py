@@ -9,26 +9,14 @@ import pytest
 from everstep import ids
 from everstep.bus.client import NatsBus
 from everstep.bus.ports import Bus
-from everstep.messages import (
-    RoundFormed,
-    StepTimeShifted,
-    StragglerCleared,
-    StragglerFound,
-    encode,
-)
+from everstep.messages import RoundFormed, StepTimeShifted, StragglerCleared, StragglerFound, encode
 from everstep_services.straggler.domain.changes import Change, SlowRankFound
 from everstep_services.straggler.domain.job import JobJudge
 from everstep_services.straggler.replica import Straggler
 from tests.fakes.bus import MemoryBus, MemoryServer
 from tests.fakes.clock import FakeClock
 from tests.integration.health.replicas import facts_of
-from tests.integration.straggler.replicas import (
-    Nodes,
-    SimpleJudge,
-    at_work,
-    found,
-    said,
-)
+from tests.integration.straggler.replicas import Nodes, SimpleJudge, at_work, found, said
 from tests.unit.rendezvous.documents import seated
 from tests.unit.straggler.changes import shift, slow
 from tests.waiting import until_async

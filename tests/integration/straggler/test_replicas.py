@@ -12,12 +12,7 @@ from everstep import subjects
 from everstep.bus.auth.roles import SERVICE
 from everstep.bus.client import NatsBus
 from everstep.bus.server.dev_server import DevServer
-from everstep.messages import (
-    ShowTimings,
-    StragglerCleared,
-    StragglerFound,
-    TimingTable,
-)
+from everstep.messages import ShowTimings, StragglerCleared, StragglerFound, TimingTable
 from everstep_services.health.nodes.control import blank, switched
 from everstep_services.straggler.domain.job import JobJudge
 from tests.integration.straggler.replicas import (

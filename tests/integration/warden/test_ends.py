@@ -12,11 +12,7 @@ import pytest
 from everstep.clock import SystemClock
 from everstep_services.agent.collectors.collection import Scene
 from everstep_services.agent.collectors.stacks import written_stacks
-from everstep_services.agent.ranks.protocol import (
-    RankGone,
-    RankRuns,
-    ScriptEnded,
-)
+from everstep_services.agent.ranks.protocol import RankGone, RankRuns, ScriptEnded
 from everstep_services.attribution.stack_analysis.dumps import read_stacks
 from tests.integration.scripts.rig import SCRIPTS, Node, opened
 from tests.stopping import stop

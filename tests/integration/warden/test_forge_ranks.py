@@ -102,10 +102,7 @@ print(json.dumps({{"loaded": len(list(batches)), "workers": workers}}))
 
 @pytest.mark.parametrize(
     ("library", "name"),
-    [
-        ("torch.utils.data", "DataLoader"),
-        ("torchdata.stateful_dataloader", "StatefulDataLoader"),
-    ],
+    [("torch.utils.data", "DataLoader"), ("torchdata.stateful_dataloader", "StatefulDataLoader")],
 )
 async def test_workers_outlive_a_signal_and_end_with_their_rank(
     tmp_path: Path, library: str, name: str
@@ -203,9 +200,7 @@ async def test_a_module_that_reads_the_ranks_environment_is_left_to_the_ranks(
         assert said == [[0, "first", True, True], [1, None, True, True]]
 
 
-async def test_a_variable_that_a_rank_turns_out_to_have_makes_another_forge(
-    tmp_path: Path,
-) -> None:
+async def test_a_variable_that_a_rank_turns_out_to_have_makes_another_forge(tmp_path: Path) -> None:
     (tmp_path / "reader.py").write_text("import os; level = os.environ.get('OF_RANKS')\n")
     script = tmp_path / "script.py"
     script.write_text("import json, reader; print(json.dumps(reader.level))\n")

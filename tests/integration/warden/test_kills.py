@@ -25,15 +25,7 @@ from everstep_services.agent.ranks.protocol import (
 )
 from everstep_services.agent.ranks.setup import sweep
 from everstep_services.agent.ranks.warden_client import WardenClient, held_folder, opened_warden
-from tests.integration.scripts.rig import (
-    SCRIPTS,
-    Node,
-    alive,
-    below,
-    make_plan,
-    opened,
-    tagged,
-)
+from tests.integration.scripts.rig import SCRIPTS, Node, alive, below, make_plan, opened, tagged
 from tests.stopping import stop
 from tests.waiting import until_async
 from trainer_sdk.wire import ForgeDown, ForgeUp

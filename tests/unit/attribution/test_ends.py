@@ -7,14 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from everstep.messages import Case, NodeSign, OutsideAct, PastIncident, RankEnd, Stall
-from everstep_services.attribution.analyzers import (
-    ends,
-    health,
-    history,
-    rank_ends,
-    runner,
-    stalls,
-)
+from everstep_services.attribution.analyzers import ends, health, history, rank_ends, runner, stalls
 from everstep_services.attribution.domain.combiner import CaseJudgement, combine
 from everstep_services.attribution.incident import Analyzer
 from tests.unit.attribution.cases import NOON, case, claim, end, lost_peer, nothing, raised

@@ -11,9 +11,7 @@ from everstep.messages import BlobRef, EvidencePiece, RankEnd
 from everstep_services.attribution.analyzers.runner import BUILT_IN, AnalyzerRunner
 from everstep_services.attribution.domain.combiner import combine
 from tests.unit.attribution.cases import case, end, lost_peer, raised
-from tests.unit.attribution.evidence import (
-    judged,
-)
+from tests.unit.attribution.evidence import judged
 
 KERNEL = b"[1.0] NVRM: Xid (PCI:0000:3b:00): 79, pid=71, GPU has fallen off the bus.\n"
 

@@ -9,13 +9,7 @@ from msgspec.structs import replace
 from everstep.evidence.archive import ArchiveMember, pack
 from everstep.messages import RankEnd, Stall
 from tests.unit.attribution.cases import case, end, lost_peer, raised
-from tests.unit.attribution.evidence import (
-    ALL_REDUCE,
-    HANG,
-    KILLED,
-    judged,
-    stack,
-)
+from tests.unit.attribution.evidence import ALL_REDUCE, HANG, KILLED, judged, stack
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,7 @@ from typing import Any
 
 import pytest
 
-from everstep.messages import (
-    Case,
-    CasesDocument,
-    ControlDocument,
-    PastIncident,
-    VerdictReached,
-)
+from everstep.messages import Case, CasesDocument, ControlDocument, PastIncident, VerdictReached
 from everstep_services.attribution.domain.past import PastIncidents
 from everstep_services.attribution.domain.policy import PolicySwitches, due, in_force
 from tests.unit.history.facts import BEGAN, make

@@ -79,9 +79,7 @@ async def test_a_client_that_is_closed_while_it_is_set_up_is_tried_again(
             await opened.open()
 
 
-async def test_it_is_not_connected_before_it_says_that_it_has_come_back(
-    opened: Connection,
-) -> None:
+async def test_it_is_not_connected_before_it_says_that_it_has_come_back(opened: Connection) -> None:
     """A caller that sees it connected sees also that it was away."""
     seen = []
     for happens in (opened.open, partial(_lose, opened), opened._reconnected):

@@ -10,11 +10,7 @@ def test_columns_line_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "20")
     rows = [("node", "why"), ("日本", "[bold]x[/] " + "y" * 300), (None, True)]
-    assert list(aligned(rows)) == [
-        "  node  why",
-        "  日本  [bold]x[/] " + "y" * 300,
-        "        yes",
-    ]
+    assert list(aligned(rows)) == ["  node  why", "  日本  [bold]x[/] " + "y" * 300, "        yes"]
     assert list(aligned([("a", "")], indent=0)) == ["a"]
     assert list(aligned([])) == []
 

@@ -29,10 +29,7 @@ def test_the_few_that_differ_are_named(case: str) -> None:
 
 def test_ranks_in_step_are_no_finding() -> None:
     report = parse(fake.answer(fake.communicator(EVEN), fake.communicator({0: {}, 1: {}})))
-    assert ([*findings(report)], summary(report)) == (
-        [],
-        "2 communicators: no rank differs",
-    )
+    assert ([*findings(report)], summary(report)) == ([], "2 communicators: no rank differs")
 
 
 @pytest.mark.parametrize(

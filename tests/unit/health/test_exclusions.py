@@ -16,11 +16,7 @@ from everstep.messages import (
     NodeIncluded,
     NodeSuspected,
 )
-from everstep_services.health.nodes.exclusions import (
-    close_breaker,
-    exiled,
-    pardon,
-)
+from everstep_services.health.nodes.exclusions import close_breaker, exiled, pardon
 from tests.unit.health.nodes import SETTINGS, Nodes, failed
 
 HOUR_S, DAY_S = 3600.0, 86400.0

@@ -99,8 +99,7 @@ def test_a_nul_becomes_a_sign_when_it_is_sent_and_is_refused_when_it_arrives() -
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("id", "../x"), ("id", "a.*"), ("id", "A" * 32), ("job", "a.b")],
+    ("field", "value"), [("id", "../x"), ("id", "a.*"), ("id", "A" * 32), ("job", "a.b")]
 )
 def test_a_reference_to_a_blob_is_a_subject_and_nothing_else(field: str, value: str) -> None:
     """REST builds the subject of a blob from what a job has sent."""

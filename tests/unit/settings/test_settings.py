@@ -232,10 +232,7 @@ def test_text_from_the_environment_becomes_the_type(
             "EVERSTEP_BUS__KEEP__EVENT_DAYS is not a setting; "
             "did you mean EVERSTEP_BUS__KEEP__EVENTS_DAYS?",
         ),
-        (
-            {"EVERSTEP_BUS__ZZZ": "1"},
-            "EVERSTEP_BUS__ZZZ is not a setting",
-        ),
+        ({"EVERSTEP_BUS__ZZZ": "1"}, "EVERSTEP_BUS__ZZZ is not a setting"),
         (
             {"EVERSTEP_BUS_TRIES": "1"},
             "EVERSTEP_BUS_TRIES is not a setting; did you mean EVERSTEP_BUS__TRIES?",

@@ -18,10 +18,7 @@ HALF = 1.0
 
 
 def known(
-    rank: int = 3,
-    cause: str = "host",
-    acted: tuple[str, ...] = (),
-    confidence: float | None = 0.9,
+    rank: int = 3, cause: str = "host", acted: tuple[str, ...] = (), confidence: float | None = 0.9
 ) -> KnownStraggler:
     return KnownStraggler(
         finding=f"f{rank}",
@@ -65,8 +62,7 @@ def test_a_job_is_to_be_stopped_after_so_many_windows_below_the_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    "slower",
-    [(HALF, HALF), (HALF, HALF, 0.4), (HALF, HALF, 0.4, HALF, HALF), (0.42,) * 20],
+    "slower", [(HALF, HALF), (HALF, HALF, 0.4), (HALF, HALF, 0.4, HALF, HALF), (0.42,) * 20]
 )
 def test_a_window_above_the_limit_begins_anew(slower: tuple[float, ...]) -> None:
     assert course(Policy(), known(), *slower) == []

@@ -38,10 +38,10 @@ MEMBERS = {
         *["unfinished"],
     ],
     "trainer_sdk.checkpoint:FileSaver": [
-        *["close", "maybe_finalize", "schedule", "schedule_content", "unfinished"],
+        *["close", "maybe_finalize", "schedule", "schedule_content", "unfinished"]
     ],
     "trainer_sdk.checkpoint:SaveHandle": [
-        *["durable", "error", "file_hash", "number", "reason", "state", "step", "wait"],
+        *["durable", "error", "file_hash", "number", "reason", "state", "step", "wait"]
     ],
     "trainer_sdk.checkpoint:Timeouts": ["delayed_after_s", "exit_within_s", "write_within_s"],
 }

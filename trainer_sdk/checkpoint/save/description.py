@@ -12,12 +12,7 @@ from torch.distributed.checkpoint.metadata import (
     MetadataIndex,
     TensorProperties,
 )
-from torch.distributed.checkpoint.planner import (
-    SavePlan,
-    TensorWriteData,
-    WriteItem,
-    WriteItemType,
-)
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 from everstep.hashing import hash_of
 from trainer_sdk.checkpoint.flat_state import FlatState, LocalForm, StatePiece, is_bare, read_form

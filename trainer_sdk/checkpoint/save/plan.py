@@ -17,21 +17,11 @@ import msgspec
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    Metadata,
-    MetadataIndex,
-)
-from torch.distributed.checkpoint.planner import (
-    SavePlan,
-)
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan
 
 from everstep.hashing import hash_of
-from trainer_sdk.checkpoint.flat_state import (
-    FlatState,
-    LocalForm,
-    StatePiece,
-    found_at,
-)
+from trainer_sdk.checkpoint.flat_state import FlatState, LocalForm, StatePiece, found_at
 from trainer_sdk.checkpoint.manifest import ImageEntry
 from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.save.buffers import Buffer

@@ -17,13 +17,7 @@ from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.restore.values import as_bytes
 from trainer_sdk.checkpoint.save.buffers import Arena, Buffer, NoRoomError, folder_of
 from trainer_sdk.checkpoint.save.description import PlanError
-from trainer_sdk.checkpoint.save.plan import (
-    PAGE_BYTES,
-    Plan,
-    fill,
-    make_plan,
-    window_for,
-)
+from trainer_sdk.checkpoint.save.plan import PAGE_BYTES, Plan, fill, make_plan, window_for
 from trainer_sdk.checkpoint.save.request import NotBegun, SaveRequest, Timeouts
 from trainer_sdk.checkpoint.save.save_queue import SaveQueue
 from trainer_sdk.checkpoint.save.shared_scalars import SharedScalars
@@ -86,8 +80,7 @@ class Preparation:
         self._reporter = reporter
         self._group = setup.group
         self.arena = Arena(
-            setup.buffers,
-            folder_of(setup.context.images, setup.group.rank) if setup.keeps else "",
+            setup.buffers, folder_of(setup.context.images, setup.group.rank) if setup.keeps else ""
         )
         self._keeps = setup.keeps
         self._former: Arena | None = None
@@ -333,11 +326,7 @@ class Preparation:
         )
 
     def _hindered(
-        self,
-        request: SaveRequest,
-        state: Mapping[str, Any],
-        worst: _Hindrance,
-        own: _Hindrance,
+        self, request: SaveRequest, state: Mapping[str, Any], worst: _Hindrance, own: _Hindrance
     ) -> PreparedSave | NotBegun:
         if worst is _Hindrance.NO_IMAGE:
             return self._ready_without_images(request, state, of_other=worst > own)

@@ -184,10 +184,7 @@ class SaveHandle:
     """The handle of a save; true if it was begun. Any thread may read it, without waiting."""
 
     def __init__(
-        self,
-        save: Save | NotBegun,
-        hurry: Callable[[], None],
-        waiting: WaitContext = nullcontext,
+        self, save: Save | NotBegun, hurry: Callable[[], None], waiting: WaitContext = nullcontext
     ) -> None:
         self._save = save
         self._hurry = hurry

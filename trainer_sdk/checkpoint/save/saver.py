@@ -14,11 +14,7 @@ from trainer_sdk.checkpoint.flat_state import found_at
 from trainer_sdk.checkpoint.image_folder import RestoredState
 from trainer_sdk.checkpoint.manifest import Identity
 from trainer_sdk.checkpoint.save.plan import fill, fill_window, put, shard_name, stretches, windows
-from trainer_sdk.checkpoint.save.preparation import (
-    Preparation,
-    PreparedSave,
-    SaverSetup,
-)
+from trainer_sdk.checkpoint.save.preparation import Preparation, PreparedSave, SaverSetup
 from trainer_sdk.checkpoint.save.request import NotBegun, Save, SaveRequest
 from trainer_sdk.checkpoint.save.save_queue import SaveQueue
 from trainer_sdk.checkpoint.save.staging import (

@@ -8,13 +8,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from datetime import datetime
 
-from trainer_sdk.checkpoint.manifest import (
-    MANIFEST,
-    BadManifestError,
-    Manifest,
-    decode,
-    step_of,
-)
+from trainer_sdk.checkpoint.manifest import MANIFEST, BadManifestError, Manifest, decode, step_of
 from trainer_sdk.checkpoint.storage.checkpoints import PINNED
 from trainer_sdk.checkpoint.storage.names import (
     REPLACED,

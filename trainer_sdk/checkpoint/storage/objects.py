@@ -14,12 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import obstore
-from obstore.exceptions import (
-    AlreadyExistsError,
-    BaseError,
-    NotSupportedError,
-    PreconditionError,
-)
+from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError, PreconditionError
 from obstore.store import MemoryStore, from_url
 
 from trainer_sdk.checkpoint.manifest import MANIFEST

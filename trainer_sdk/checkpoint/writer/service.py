@@ -36,11 +36,7 @@ from trainer_sdk.checkpoint.writer.protocol import (
     WriteFile,
     WriteState,
 )
-from trainer_sdk.checkpoint.writer.publication import (
-    GivenUpError,
-    StepTakenError,
-    settle,
-)
+from trainer_sdk.checkpoint.writer.publication import GivenUpError, StepTakenError, settle
 from trainer_sdk.checkpoint.writer.root_claim import (
     OtherLaunchError,
     OtherOwnerError,

@@ -87,11 +87,7 @@ class ChainedNicHealthCheck(_NodeCheck):
     """Notices that the InfiniBand port nearest to the GPU is down, or was since the last check."""
 
     def __init__(
-        self,
-        device_index: int | None = None,
-        *,
-        pci: Path = _PCI,
-        infiniband: Path = _INFINIBAND,
+        self, device_index: int | None = None, *, pci: Path = _PCI, infiniband: Path = _INFINIBAND
     ) -> None:
         super().__init__(device_index)
         self._pci = pci

@@ -195,9 +195,7 @@ class Tree(RankAssignment):
     """Assigns ranks by layers of places, the outermost first; it is not composed with others."""
 
     def __init__(
-        self,
-        layers: Sequence[Layer],
-        world_size_filter: Callable[[int], int] | None = None,
+        self, layers: Sequence[Layer], world_size_filter: Callable[[int], int] | None = None
     ) -> None:
         if not layers:
             raise ValueError("Tree needs at least one Layer")

@@ -414,10 +414,7 @@ def _pause(most: timedelta) -> None:
 
 
 def _with_call(
-    function: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    call: CallWrapper,
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], call: CallWrapper
 ) -> "tuple[Sequence[Any], Mapping[str, Any]]":
     """The arguments, with the call for each parameter that is annotated with `CallWrapper`."""
     signature = inspect.signature(function)

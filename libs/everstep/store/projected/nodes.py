@@ -66,10 +66,7 @@ LIMITS = ProjectedTable(
     "job_limits",
     key={"job": "text"},
     columns=led_by(
-        "limits_n",
-        int="limits_n limits_us limits_revision",
-        json="limits",
-        text="limits_reason",
+        "limits_n", int="limits_n limits_us limits_revision", json="limits", text="limits_reason"
     ),
 )
 

@@ -6,13 +6,7 @@ evidence, and it decides between two facts that both claim to be the latest. `â€
 the log, where the fact recorded last wins.
 """
 
-from everstep.store.projected.incidents import (
-    ACTIONS,
-    CORRECTIONS,
-    EVIDENCE,
-    INCIDENTS,
-    VERDICTS,
-)
+from everstep.store.projected.incidents import ACTIONS, CORRECTIONS, EVIDENCE, INCIDENTS, VERDICTS
 from everstep.store.projected.jobs import ALLOCATIONS, EXITS, JOBS, MEMBERS, ROUNDS
 from everstep.store.projected.nodes import LIMITS, LOCATED, NODE_CHECKS, NODES, STALLS, WATCHES
 from everstep.store.projected.numerics import COMPARED_RESULTS, NUMERICS_ACTS, NUMERICS_CASES

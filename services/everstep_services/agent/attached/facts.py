@@ -148,9 +148,7 @@ class AttachedFacts(AgentFacts):
     def closes(self, number: int, incident: str, closes: IncidentCloses) -> Fact:
         """The training steps again, or will not."""
         return IncidentClosed(
-            **self.of_round(number),
-            incident=incident,
-            **shared(IncidentClosed, closes),
+            **self.of_round(number), incident=incident, **shared(IncidentClosed, closes)
         )
 
     def ends(self, over: JobOver, rounds: int, step: int | None) -> list[Fact]:

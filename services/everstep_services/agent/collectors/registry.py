@@ -44,10 +44,7 @@ def collectors(without: Collection[str] = (), *, native_stacks: bool = False) ->
         "stacks": StacksReader(native=native_stacks).stacks,
     }
     of_node: Mapping[Kind, Collector] = {"gpu": gpus, "cgroup": node.cgroup}
-    of_past: Mapping[Kind, Collector] = {
-        "kernel_log": node.kernel_log,
-        "environment": environment,
-    }
+    of_past: Mapping[Kind, Collector] = {"kernel_log": node.kernel_log, "environment": environment}
     of_ended: Mapping[Kind, Collector] = {"stacks": written_stacks}
     chosen: list[dict[str, Collector]] = [
         {kind: collector for kind, collector in kinds.items() if kind not in without}

@@ -362,10 +362,7 @@ class RoundPart:
         self._ranks[rank].stall = None
         if not self._stalls():
             self._explained = 0
-        return [
-            ShowLine(reason),
-            SendReport(self.round, "rank_recovered", reason, rank, fact=fact),
-        ]
+        return [ShowLine(reason), SendReport(self.round, "rank_recovered", reason, rank, fact=fact)]
 
     # -- checks ----------------------------------------------------------------------------------
 

@@ -125,14 +125,7 @@ class ChecksSettings(Settings, frozen=True, kw_only=True):
     """The unix socket of a health daemon of this node, which the check `daemon` asks by gRPC as
     NVRx does; by default there is none.
     """
-    daemon_arguments: tuple[str, ...] = (
-        "--no-slurm",
-        "--group",
-        "prolog",
-        "epilog",
-        "logs",
-        "gpu",
-    )
+    daemon_arguments: tuple[str, ...] = ("--no-slurm", "--group", "prolog", "epilog", "logs", "gpu")
     """The arguments that the daemon gets."""
     daemon_within_s: float = 60.0
     """How long the daemon may take."""

@@ -8,14 +8,7 @@ from everstep.errors import EverstepError
 from everstep_services.agent.core.exit import MemoryKill
 from everstep_services.agent.ranks.device_memory import HeldMemory
 from trainer_sdk.page import PageView
-from trainer_sdk.wire import (
-    ForgeDown,
-    ForgeUp,
-    RankCommand,
-    SessionMessage,
-    StartFailed,
-    Stepped,
-)
+from trainer_sdk.wire import ForgeDown, ForgeUp, RankCommand, SessionMessage, StartFailed, Stepped
 
 Preload = tuple[str, ...] | Literal["auto"]
 StartKind = Literal["warm", "cold"]

@@ -20,11 +20,7 @@ from everstep_services.agent.collectors.collection import left_file
 from everstep_services.agent.ranks import process_tree
 from everstep_services.agent.ranks.liveness_port import LivenessPort, opened_liveness_port
 from everstep_services.agent.ranks.process_tree import become_subreaper
-from everstep_services.agent.ranks.protocol import (
-    NodePlan,
-    StartRefusedError,
-    rank_folder,
-)
+from everstep_services.agent.ranks.protocol import NodePlan, StartRefusedError, rank_folder
 from trainer_sdk import layout
 from trainer_sdk.bootstrap.agent_link import ShortPath
 from trainer_sdk.bootstrap.deferred_signals import HELD

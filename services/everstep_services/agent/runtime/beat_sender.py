@@ -113,10 +113,7 @@ class BeatSender:
         """Answer those who ask whether this agent lives."""
         subject = subjects.hail(self._plan.job, self._plan.node)
         inquiry: asyncio.Task[None] | None = None
-        async with (
-            self._bus.subscribe(subject, BeatNow) as hails,
-            asyncio.TaskGroup() as inquiries,
-        ):
+        async with self._bus.subscribe(subject, BeatNow) as hails, asyncio.TaskGroup() as inquiries:
             async for hail in hails:
                 self.send()
                 if hail.wardens and (inquiry is None or inquiry.done()):

@@ -63,11 +63,7 @@ def without_logins(base: Mapping[str, str]) -> dict[str, str]:
 
 
 def environment(
-    plan: RunPlan,
-    order: StartRanks,
-    local_rank: int,
-    base: Mapping[str, str],
-    paths: RankPaths,
+    plan: RunPlan, order: StartRanks, local_rank: int, base: Mapping[str, str], paths: RankPaths
 ) -> dict[str, str]:
     """The whole environment of a rank. `base` is the environment of `everstep run`."""
     variables = without_logins(base)

@@ -133,9 +133,7 @@ class Workdir:
             instance=instance,
             runtime_dir=self._runtime,
             command=wire.RankCommand(
-                kind=plan.command.kind,
-                target=plan.command.target,
-                arguments=plan.command.arguments,
+                kind=plan.command.kind, target=plan.command.target, arguments=plan.command.arguments
             ),
             cwd=Path.cwd(),
             environ=shared,
@@ -167,10 +165,7 @@ class Workdir:
             if self._round_over_at is not None:
                 environ[_NVRX_CYCLE_BEGAN] = repr(self._round_over_at)
         return wire.RankEntry(
-            rank=rank,
-            environ=environ,
-            stdout=str(logs / "stdout"),
-            stderr=str(logs / "stderr"),
+            rank=rank, environ=environ, stdout=str(logs / "stdout"), stderr=str(logs / "stderr")
         )
 
     def show(self, order: StartRanks) -> None:

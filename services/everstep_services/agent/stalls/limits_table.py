@@ -72,13 +72,7 @@ def external_limits(
         heartbeat_s = None
     is_monitored = environ.get(_MONITORING, "1").lower() not in {"0", "n", "no", "f", "false"}
     return ExternalLimits(
-        None,
-        heartbeat_s,
-        preempt_grace_s,
-        scheduler_grace_s,
-        has_nccl,
-        is_monitored,
-        limited_by,
+        None, heartbeat_s, preempt_grace_s, scheduler_grace_s, has_nccl, is_monitored, limited_by
     )
 
 

@@ -192,12 +192,7 @@ class StallMonitor:
         self._look(judge)
         since_s = now - order.waited_s
         stalled = RankPosition(
-            _ASKED_RANK,
-            "section",
-            since_s,
-            Limit(0.0, ""),
-            step=order.step,
-            entered_in=entered_in,
+            _ASKED_RANK, "section", since_s, Limit(0.0, ""), step=order.step, entered_in=entered_in
         )
         return judge.excuse(stalled, now, _SLACK_S)
 

@@ -3,11 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from trainer_sdk.page_content import (
-    LaneReading,
-    PageReading,
-    SectionReading,
-)
+from trainer_sdk.page_content import LaneReading, PageReading, SectionReading
 
 
 @dataclass(frozen=True, slots=True)

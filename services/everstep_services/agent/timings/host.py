@@ -119,10 +119,7 @@ def steal_between(before: HostReading, after: HostReading) -> float | None:
 
 
 def read_process(
-    pid: int,
-    workers: Mapping[int, float],
-    connections: Mapping[int, TcpConnection],
-    system: System,
+    pid: int, workers: Mapping[int, float], connections: Mapping[int, TcpConnection], system: System
 ) -> ProcessReading:
     """The counters of a rank now; missing ones stay None."""
     root = system.proc / str(pid)

@@ -27,12 +27,7 @@ from everstep_services.agent.timings import host
 from everstep_services.agent.timings.clock_offset import ClockOffsets
 from everstep_services.agent.timings.collective_entries import CollectiveEntry, collectives, within
 from everstep_services.agent.timings.flight_recorders import FlightRecorders, RecordedEntries
-from everstep_services.agent.timings.host import (
-    HostReading,
-    ProcessReading,
-    System,
-    Workers,
-)
+from everstep_services.agent.timings.host import HostReading, ProcessReading, System, Workers
 from everstep_services.agent.timings.node_readings import DetachedThread, NodeReadings, read_all
 from everstep_services.agent.timings.window import (
     SHORTEST_S,

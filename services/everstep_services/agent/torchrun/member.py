@@ -308,10 +308,5 @@ class RendezvousMember:
     async def _ask(self, verb: str, question: Message, of: type[Answer]) -> Answer:
         assert self._bus is not None
         return await self._bus.ask(
-            SERVICE,
-            verb,
-            question,
-            of,
-            job=self._identity.job,
-            within_s=_ASK_WITHIN_S,
+            SERVICE, verb, question, of, job=self._identity.job, within_s=_ASK_WITHIN_S
         )

@@ -8,9 +8,7 @@ import msgspec
 from everstep_services.attribution.flight_recorder.faults import FaultFinder
 from everstep_services.attribution.flight_recorder.mismatches import CallTexts
 from everstep_services.attribution.flight_recorder.ranges import named
-from everstep_services.attribution.flight_recorder.report import (
-    FlightReport,
-)
+from everstep_services.attribution.flight_recorder.report import FlightReport
 from everstep_services.attribution.flight_recorder.summary import (
     GroupRecord,
     RankSummary,

@@ -12,11 +12,7 @@ from everstep_services.attribution.flight_recorder.calls import (
     RecordedCall,
     UsualFields,
 )
-from everstep_services.attribution.flight_recorder.dump_file import (
-    BadDumpError,
-    decoded,
-    parts_of,
-)
+from everstep_services.attribution.flight_recorder.dump_file import BadDumpError, decoded, parts_of
 from everstep_services.attribution.flight_recorder.fields import (
     dtypes_of,
     is_over,

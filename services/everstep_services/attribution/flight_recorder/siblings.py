@@ -8,11 +8,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from everstep_services.attribution.flight_recorder.mismatches import (
-    CallTexts,
-    Difference,
-    Mismatch,
-)
+from everstep_services.attribution.flight_recorder.mismatches import CallTexts, Difference, Mismatch
 from everstep_services.attribution.flight_recorder.summary import GroupRecord
 
 _LEAST_VOTES = 2

@@ -7,11 +7,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from everstep_services.attribution.flight_recorder.summary import (
-    GroupRecord,
-    Pending,
-    RankSummary,
-)
+from everstep_services.attribution.flight_recorder.summary import GroupRecord, Pending, RankSummary
 
 _SENDS = frozenset({"send", "isend"})
 _PEERS = {**dict.fromkeys(_SENDS, "dst"), "recv": "src", "irecv": "src"}

@@ -21,11 +21,7 @@ from everstep_services.attribution.flight_recorder.mismatches import (
 from everstep_services.attribution.flight_recorder.ranges import named
 from everstep_services.attribution.flight_recorder.report import Presence
 from everstep_services.attribution.flight_recorder.siblings import next_calls, settled
-from everstep_services.attribution.flight_recorder.summary import (
-    GroupRecord,
-    Pending,
-    RankSummary,
-)
+from everstep_services.attribution.flight_recorder.summary import GroupRecord, Pending, RankSummary
 
 Meeting = tuple[str, int]
 """A group's key and a sequence number."""

@@ -27,11 +27,7 @@ from everstep_services.attribution.log_analysis.clocks import Clocks
 from everstep_services.attribution.log_analysis.judgement import Judgement, Timing, with_end
 from everstep_services.attribution.log_analysis.log_end import Tails
 from everstep_services.attribution.log_analysis.origins import Origin, of_line
-from everstep_services.attribution.log_analysis.pending_work import (
-    PendingWork,
-    mismatch,
-    work_of,
-)
+from everstep_services.attribution.log_analysis.pending_work import PendingWork, mismatch, work_of
 from everstep_services.attribution.log_analysis.rank_ids import RankIds
 from everstep_services.attribution.log_analysis.repeats import BlockEffect, RepeatedBlock
 from everstep_services.attribution.log_analysis.report import EarlierAttempt, Failure, LogReport
@@ -118,10 +114,7 @@ class LogAnalysis:
         """The exceptions whose origin has another traceback in the same chain."""
 
     def begin_file(
-        self,
-        file: Origin,
-        path: Path | None,
-        steps_before: Callable[[], Iterable[str]],
+        self, file: Origin, path: Path | None, steps_before: Callable[[], Iterable[str]]
     ) -> None:
         """Begin with a file; `steps_before` returns the lines about progress before a line."""
         self._file = file

@@ -204,12 +204,7 @@ def _take(
 
 
 def _take_line(
-    log: LogFile,
-    line: Line,
-    origin: Origin,
-    analysis: LogAnalysis,
-    shapes: Shapes,
-    rules: LogRules,
+    log: LogFile, line: Line, origin: Origin, analysis: LogAnalysis, shapes: Shapes, rules: LogRules
 ) -> None:
     text = line.content.decode("utf-8", "replace").rstrip("\r")
     text = text.replace("\0", "")[:_MOST_CHARACTERS]

@@ -24,11 +24,7 @@ _VOLATILE = (
         ),
         "",
     ),
-    (
-        "",
-        re.compile(r"(?<![A-Za-z_\d])[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?![A-Za-z_])"),
-        "n",
-    ),
+    ("", re.compile(r"(?<![A-Za-z_\d])[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?![A-Za-z_])"), "n"),
 )
 """What each pattern needs: a look for it is cheaper."""
 _DIGIT = re.compile(r"\d")

@@ -8,11 +8,7 @@ import msgspec
 from everstep.observe.printable import printable
 from everstep.verdict_causes import VerdictCause
 from everstep_services.attribution.flight_recorder.ranges import named, ranges
-from everstep_services.attribution.stack_analysis.rules import (
-    ACTIVITIES,
-    Activity,
-    ThreadState,
-)
+from everstep_services.attribution.stack_analysis.rules import ACTIVITIES, Activity, ThreadState
 
 Verdict = Literal["odd_ranks", "inconclusive", "nothing"]
 Pattern = Literal["odd", "split", "together", "scattered"]

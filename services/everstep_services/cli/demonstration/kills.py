@@ -11,13 +11,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from everstep_services.cli.demonstration.stage import (
-    JOB,
-    WITHIN_S,
-    DemoStory,
-    everstep_on,
-    stage,
-)
+from everstep_services.cli.demonstration.stage import JOB, WITHIN_S, DemoStory, everstep_on, stage
 from everstep_services.cli.errors import Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.output import print_table, wants_color

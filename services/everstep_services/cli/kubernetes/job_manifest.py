@@ -83,10 +83,7 @@ def _document(api: str, kind: str, metadata: str, body: str) -> str:
 
 def _account(request: JobRequest, shape: JobShape) -> str:
     return "# The pods ask nothing of the API server, and get no token for it.\n" + _document(
-        "v1",
-        "ServiceAccount",
-        _metadata(request, shape),
-        "automountServiceAccountToken: false",
+        "v1", "ServiceAccount", _metadata(request, shape), "automountServiceAccountToken: false"
     )
 
 

@@ -133,11 +133,7 @@ def _measured(
 
 
 async def _listen(
-    at: pair_test.Address,
-    token: bytes,
-    settings: ChecksSettings,
-    within_s: float,
-    over: str | None,
+    at: pair_test.Address, token: bytes, settings: ChecksSettings, within_s: float, over: str | None
 ) -> CheckResult:
     meeting = at
 
@@ -155,11 +151,7 @@ async def _listen(
 
 
 async def _measure(
-    to: pair_test.Address,
-    token: bytes,
-    settings: ChecksSettings,
-    within_s: float,
-    over: str | None,
+    to: pair_test.Address, token: bytes, settings: ChecksSettings, within_s: float, over: str | None
 ) -> CheckResult:
     figures = await pair_test.measure(to, token, within_s=within_s)
     if over is not None:

@@ -16,12 +16,10 @@ AnyJob = Annotated[
 Node = Annotated[str, Field(pattern=_NAME, description="The node's id, as list_nodes shows it.")]
 AnyNode = Annotated[str | None, Field(pattern=_NAME, description="Only of this node.")]
 Incident = Annotated[
-    str,
-    Field(pattern=_NAME, description="The incident's id, or at least 8 characters of it."),
+    str, Field(pattern=_NAME, description="The incident's id, or at least 8 characters of it.")
 ]
 Named = Annotated[
-    str | None,
-    Field(pattern=_NAME, description="A job or an incident; null for the newest job."),
+    str | None, Field(pattern=_NAME, description="A job or an incident; null for the newest job.")
 ]
 Limit = Annotated[int, Field(ge=1, le=PAGE_MOST, description=f"The most items, 1 to {PAGE_MOST}.")]
 Cursor = Annotated[

@@ -9,14 +9,7 @@ from everstep_services.cli.cells import Record, aligned, brief, cell, counted, m
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.operator_requests import quoted
-from everstep_services.cli.output import (
-    echo,
-    print_page,
-    print_record,
-    print_records,
-    say,
-    say_cut,
-)
+from everstep_services.cli.output import echo, print_page, print_record, print_records, say, say_cut
 
 COLUMNS = ("node", "state", "job", "healthy", "strikes", "excluded", "reason", "probes")
 WIDE = (

@@ -12,12 +12,7 @@ from everstep_services.cli.cells import Record, blank_or, counted, span
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.operator_requests import quoted
-from everstep_services.cli.output import (
-    is_terminal,
-    print_answer,
-    say,
-    say_cut,
-)
+from everstep_services.cli.output import is_terminal, print_answer, say, say_cut
 
 COLUMNS = ("rank", "node", "state", "step", "section", "since", "limit", "age")
 WIDE = (*COLUMNS, "slot", "progress", "collectives", "memory", "device_memory")

@@ -341,7 +341,7 @@ _NOTED = {
 }  # fmt: skip
 _REFUSED = {
     "--ft-no-restart-exit-code": "the code for 'do not restart' is always 93, and 90 asks to be "
-    "requeued: change the script around it",
+    "requeued: change the script around it"
 }
 _FLAGS = frozenset({"--ft-check-remaining-processes"})
 _FILE = (

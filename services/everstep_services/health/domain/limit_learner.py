@@ -131,8 +131,7 @@ class LimitLearner:
             return old
         kind = seen.kind if seen is not None else old.kind if old is not None else ""
         count = max(
-            seen.observations if seen is not None else 0,
-            old.observations if old is not None else 0,
+            seen.observations if seen is not None else 0, old.observations if old is not None else 0
         )
         limit_s, source = _section_limit(longest_s, kind, self._settings)
         if old is not None and old.source == "configured":

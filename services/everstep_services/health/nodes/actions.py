@@ -44,12 +44,7 @@ class OperatorActions:
     """Each changes documents by compare-and-set, so that any replica can carry it out."""
 
     def __init__(
-        self,
-        settings: NodeSettings,
-        bus: Bus,
-        clock: Clock,
-        records: Recorder,
-        nodes: NodeService,
+        self, settings: NodeSettings, bus: Bus, clock: Clock, records: Recorder, nodes: NodeService
     ) -> None:
         self._settings = settings
         self._clock = clock

@@ -326,10 +326,7 @@ class NodeRegister:
             why = "its checks passed, or its strikes are too old or were taken back"
             self.decide(
                 NodeCleared(
-                    **now.head(CLUSTER),
-                    node=record.node,
-                    reason=why,
-                    suspicion=record.suspicion,
+                    **now.head(CLUSTER), node=record.node, reason=why, suspicion=record.suspicion
                 )
             )
             self.put(replace(record, suspicion="", cause="", reason="", is_undecided=False))

@@ -21,14 +21,7 @@ from everstep.bus.requests import RefusalError
 from everstep.clock import Clock
 from everstep.errors import EverstepError
 from everstep.ids import new_id
-from everstep.messages import (
-    ControlDocument,
-    Exclusion,
-    Fact,
-    NodeIncluded,
-    NodesDocument,
-    kind_of,
-)
+from everstep.messages import ControlDocument, Exclusion, Fact, NodeIncluded, NodesDocument, kind_of
 from everstep.messages.codec import encode
 from everstep.messages.facts.stamp import FactStamp
 from everstep.subjects import CLUSTER

@@ -60,11 +60,7 @@ class TargetSender:
         """There may be something to send."""
         self._wake.set()
 
-    async def send_for_ever(
-        self,
-        waiting: Callable[[], list[Delivery]],
-        ended: Ended,
-    ) -> None:
+    async def send_for_ever(self, waiting: Callable[[], list[Delivery]], ended: Ended) -> None:
         """Send what waits; `ended` hears of each message that was taken, or given up."""
         self._backoff.reset()
         try:
@@ -118,11 +114,7 @@ class TargetSender:
         return await self._failed(delivery, problem, wait_s, ended)
 
     async def _failed(
-        self,
-        delivery: Delivery,
-        problem: str,
-        asked_s: float | None,
-        ended: Ended,
+        self, delivery: Delivery, problem: str, asked_s: float | None, ended: Ended
     ) -> float:
         self._note_failure(problem)
         now = self._clock.now()
@@ -148,12 +140,7 @@ class TargetSender:
         if self.failing_since is None:
             self.failing_since = self._clock.now()
 
-    async def _give_up(
-        self,
-        delivery: Delivery,
-        problem: str,
-        ended: Ended,
-    ) -> None:
+    async def _give_up(self, delivery: Delivery, problem: str, ended: Ended) -> None:
         self.counts["failed"] += 1
         log.error("notice_given_up target=%s key=%s error=%s", self.target, delivery.key, problem)
         await ended(delivery, is_taken=False)

@@ -36,11 +36,7 @@ from everstep.store.times import from_us, to_us
 from everstep.subjects import CLUSTER
 from everstep_services.history.api.http.problems import ProblemError
 from everstep_services.history.node_names import unknown_nodes_text
-from everstep_services.history.notifications.targets import (
-    SIGNATURE,
-    TIMESTAMP,
-    signed_headers,
-)
+from everstep_services.history.notifications.targets import SIGNATURE, TIMESTAMP, signed_headers
 from everstep_services.history.operator_requests import (
     NoSuchJobError,
     OperatorRequest,

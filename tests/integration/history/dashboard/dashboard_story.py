@@ -44,13 +44,7 @@ from everstep.messages.questions.attribution import (
 )
 from everstep.messages.questions.catalog import ReplicaPlace
 from everstep.messages.questions.straggler import GroupScores, RankScores, TimingRow
-from everstep.messages.rank_logs import (
-    LogHeader,
-    LogIndex,
-    LogPiece,
-    LogStream,
-    SentLogFile,
-)
+from everstep.messages.rank_logs import LogHeader, LogIndex, LogPiece, LogStream, SentLogFile
 from everstep.observe.http import listen, serve_asgi, url_of
 from everstep.store.database import open_database
 from everstep.store.log import FactLog

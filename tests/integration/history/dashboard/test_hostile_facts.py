@@ -10,13 +10,7 @@ from typing import Any
 import pytest
 
 from everstep.ids import new_id
-from everstep.messages import (
-    FACTS,
-    BadMessageError,
-    Fact,
-    decode,
-    encode,
-)
+from everstep.messages import FACTS, BadMessageError, Fact, decode, encode
 from everstep.store.database import open_database
 from everstep.store.log import FactLog
 from everstep.store.schema import upgrade

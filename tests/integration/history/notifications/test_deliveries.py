@@ -9,9 +9,7 @@ import pytest
 from everstep.bus.client import NatsBus
 from everstep.observe.metrics import MetricRegistry
 from everstep_services.history.notifications.metrics import TargetMetrics
-from everstep_services.history.notifications.settings import (
-    SlackSettings,
-)
+from everstep_services.history.notifications.settings import SlackSettings
 from tests.fakes.clock import LeapingClock
 from tests.integration.history.notifications.replicas import (
     SLACK_SECRET,

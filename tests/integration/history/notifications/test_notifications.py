@@ -12,9 +12,7 @@ from everstep.bus.client import NatsBus
 from everstep.clock import SystemClock
 from everstep.messages import Fact, RankExited
 from everstep_services.history.notifications.service import Notifications
-from everstep_services.history.notifications.settings import (
-    DeadManSettings,
-)
+from everstep_services.history.notifications.settings import DeadManSettings
 from tests.fakes.clock import LeapingClock
 from tests.integration.history.notifications.replicas import (
     ROUTING_KEY,

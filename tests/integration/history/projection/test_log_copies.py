@@ -44,10 +44,7 @@ async def until_copied(database: Database, ref: BlobRef) -> EvidenceCopy:
 
 async def test_what_real_agents_store_is_copied(api: Api, shared_nats: DevServer, job: str) -> None:
     """History keeps its own copy of the end of a log (A4.4)."""
-    async with (
-        connect(shared_nats.settings("service"), "history") as bus,
-        copying(api, bus.blobs),
-    ):
+    async with connect(shared_nats.settings("service"), "history") as bus, copying(api, bus.blobs):
         ref = await bus.blobs.put(job, TAIL.encode())
         lost = BlobRef(job=job, id="0" * 32, size_bytes=5, parts=1)
         await api.add(make("rank_exited", job=job, log=ref))

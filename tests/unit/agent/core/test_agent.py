@@ -4,14 +4,7 @@ from typing import Any
 
 import pytest
 
-from everstep.messages import (
-    AwaitRound,
-    Joined,
-    LeaveJob,
-    Order,
-    Reported,
-    StandBy,
-)
+from everstep.messages import AwaitRound, Joined, LeaveJob, Order, Reported, StandBy
 from everstep_services.agent.core.actions import (
     AskRanksToStop,
     AskToJoin,

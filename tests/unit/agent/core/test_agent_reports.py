@@ -4,10 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from everstep.messages import (
-    ErrorRecord,
-    FaultInjected,
-)
+from everstep.messages import ErrorRecord, FaultInjected
 from everstep_services.agent.core.actions import (
     AskToJoin,
     SendReport,

@@ -82,9 +82,7 @@ def test_ranks_are_asked_to_stop_once_though_the_order_is_repeated() -> None:
 
 
 @pytest.mark.parametrize("goes", [True, False], ids=["it-goes", "it-stays"])
-def test_ranks_that_could_not_be_asked_yet_are_asked_when_the_order_is_repeated(
-    goes: bool,
-) -> None:
+def test_ranks_that_could_not_be_asked_yet_are_asked_when_the_order_is_repeated(goes: bool) -> None:
     agent = running()
     if goes:
         agent.preempted(15, "SIGTERM", now=0)

@@ -8,12 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.messages.rank_logs import PIECE_BYTES, LogHeader
-from everstep_services.agent.output.upload_cursor import (
-    HOLD_S,
-    MARKS_MOST,
-    UploadCursor,
-    resumed,
-)
+from everstep_services.agent.output.upload_cursor import HOLD_S, MARKS_MOST, UploadCursor, resumed
 
 SECOND = 1_000_000
 
@@ -122,9 +117,7 @@ def test_times_are_bounded(new_name: Callable[[], str]) -> None:
     assert cursor.marks[-1] == (5 * MARKS_MOST - 1, 5 * MARKS_MOST - 1)
 
 
-def test_small_output_is_sent_after_a_while_and_much_at_once(
-    new_name: Callable[[], str],
-) -> None:
+def test_small_output_is_sent_after_a_while_and_much_at_once(new_name: Callable[[], str]) -> None:
     cursor = made()
     assert not cursor.is_due(0.0, 2.0)
     cursor.looked(4, SECOND, new_name)
@@ -151,8 +144,7 @@ def test_another_agent_goes_on_where_one_has_died(new_name: Callable[[], str]) -
 
 
 @given(
-    st.lists(st.binary(max_size=40), max_size=30),
-    st.lists(st.booleans(), min_size=31, max_size=31),
+    st.lists(st.binary(max_size=40), max_size=30), st.lists(st.booleans(), min_size=31, max_size=31)
 )
 def test_pieces_put_together_are_the_file(writes: list[bytes], sends: list[bool]) -> None:
     """Whatever is written, and whenever it is sent: each byte once, in order."""

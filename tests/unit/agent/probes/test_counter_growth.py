@@ -22,8 +22,7 @@ def test_a_counter_that_went_back_has_begun_anew() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.floats(0.1, 50), st.integers(0, 1000)), max_size=200),
-    st.floats(1, 1000),
+    st.lists(st.tuples(st.floats(0.1, 50), st.integers(0, 1000)), max_size=200), st.floats(1, 1000)
 )
 def test_samples_are_bounded_and_growth_is_never_negative(
     looks: list[tuple[float, int]], window_s: float

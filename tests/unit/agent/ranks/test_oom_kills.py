@@ -5,12 +5,7 @@ from pathlib import Path
 import pytest
 
 from everstep_services.agent.core.exit import MemoryKill
-from everstep_services.agent.ranks.oom_kills import (
-    KillCounts,
-    MemoryKills,
-    blame,
-    kill_counts,
-)
+from everstep_services.agent.ranks.oom_kills import KillCounts, MemoryKills, blame, kill_counts
 
 
 def lay(root: Path, files: dict[str, str]) -> Path:

@@ -6,12 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from everstep_services.agent.ranks.protocol import (
-    RankGone,
-    RankRuns,
-    ScriptEnded,
-    WardenEvent,
-)
+from everstep_services.agent.ranks.protocol import RankGone, RankRuns, ScriptEnded, WardenEvent
 from everstep_services.agent.ranks.round_watch import RoundWatch
 from trainer_sdk import layout
 from trainer_sdk.bootstrap.agent_link import map_page

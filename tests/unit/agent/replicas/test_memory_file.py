@@ -37,9 +37,7 @@ def test_what_was_given_is_in_the_file_when_the_last_piece_is_taken(tmp_path: Pa
     assert path.read_bytes() == second
 
 
-def test_whoever_has_the_last_one_mapped_reads_on_when_the_next_is_smaller(
-    tmp_path: Path,
-) -> None:
+def test_whoever_has_the_last_one_mapped_reads_on_when_the_next_is_smaller(tmp_path: Path) -> None:
     path, first, second = tmp_path / "image", state_of(0, 1, SIZE), state_of(0, 2, 2 * PIECE)
     fill(MemoryFile(path, SIZE), first)
     with path.open("rb") as file:

@@ -154,14 +154,7 @@ async def test_ranks_that_are_being_started_have_that_time_too() -> None:
         stopping.kept.are_at_work = False
         stopping.kept.events.put_nowait(GONE)
         await stopping.over.wait()
-    assert stopping.happened == [
-        "ForgeUp",
-        "started",
-        "waits",
-        "RankGone",
-        "RankGone",
-        "stopped",
-    ]
+    assert stopping.happened == ["ForgeUp", "started", "waits", "RankGone", "RankGone", "stopped"]
 
 
 async def test_they_are_stopped_when_their_time_is_over() -> None:

@@ -113,9 +113,7 @@ class TestTheLateRank:
         assert says(first, late) == [Excused]
 
     @pytest.mark.parametrize(
-        ("at_s", "looked_s"),
-        [(31, 28.5), (45, 31)],
-        ids=["before it was late", "long ago"],
+        ("at_s", "looked_s"), [(31, 28.5), (45, 31)], ids=["before it was late", "long ago"]
     )
     def test_is_excused_where_it_was_not_seen_lately(
         self, says: Callable[..., list[type]], at_s: float, looked_s: float

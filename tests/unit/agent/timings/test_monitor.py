@@ -13,13 +13,7 @@ import pytest
 
 from everstep import subjects
 from everstep.bus.inbox import BoundedInbox
-from everstep.messages import (
-    ClockReading,
-    Message,
-    NodeTimings,
-    StragglersDocument,
-    encode,
-)
+from everstep.messages import ClockReading, Message, NodeTimings, StragglersDocument, encode
 from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.timings import monitor, node_readings
 from everstep_services.agent.timings.flight_recorders import SPARED

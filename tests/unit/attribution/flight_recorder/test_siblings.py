@@ -15,11 +15,7 @@ from everstep_services.attribution.flight_recorder.analysis import FlightAnalysi
 from everstep_services.attribution.flight_recorder.dump import read_dump
 from everstep_services.attribution.flight_recorder.report import FlightReport
 from everstep_services.attribution.flight_recorder.stack_calls import with_stack_call
-from everstep_services.attribution.flight_recorder.summary import (
-    GroupRecord,
-    Pending,
-    RankSummary,
-)
+from everstep_services.attribution.flight_recorder.summary import GroupRecord, Pending, RankSummary
 from tests.fakes import flight_dumps as fake
 from tests.unit.attribution.cases import case
 from tests.unit.attribution.evidence import judged

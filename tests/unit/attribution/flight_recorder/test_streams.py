@@ -13,12 +13,7 @@ import pytest
 from everstep_services.attribution.analyzers.flight_recorder import shown_faults
 from everstep_services.attribution.flight_recorder.analysis import FlightAnalysis
 from everstep_services.attribution.flight_recorder.dump import read_dump
-from everstep_services.attribution.flight_recorder.report import (
-    Fault,
-    FlightReport,
-    Suspect,
-    lines,
-)
+from everstep_services.attribution.flight_recorder.report import Fault, FlightReport, Suspect, lines
 from tests.fakes import device_queues
 from tests.fakes import flight_dumps as fake
 

@@ -184,9 +184,7 @@ def test_the_first_of_ranks_that_fail_alike_by_learned_clocks(tmp_path: Path) ->
 def test_clocks_that_nothing_is_known_of_decide_nothing(tmp_path: Path) -> None:
     text = "CUDA error: an illegal memory access was encountered"
     report = written(
-        tmp_path,
-        rank_0=f"2026-11-02 03:15:40 {text}\n",
-        rank_1=f"2026-11-02 03:20:05 {text}\n",
+        tmp_path, rank_0=f"2026-11-02 03:15:40 {text}\n", rank_1=f"2026-11-02 03:20:05 {text}\n"
     )
     assert report.culprits == (0, 1)
 

@@ -7,7 +7,7 @@ from everstep.verdict_causes import RETRIES
 from everstep_services.attribution.log_analysis.rules import shipped
 
 HARD = {
-    "huggingface/transformers#12935",  # the line tells of memory, and the cause was an index
+    "huggingface/transformers#12935"  # the line tells of memory, and the cause was an index
 }
 
 

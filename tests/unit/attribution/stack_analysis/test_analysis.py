@@ -87,8 +87,7 @@ def test_all_in_one_collective_accuse_nobody() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "meaning"),
-    [("recv", "receive, and none sends"), ("send", "send, and none receives")],
+    ("call", "meaning"), [("recv", "receive, and none sends"), ("send", "send, and none receives")]
 )
 def test_ranks_that_all_wait_for_one_side_of_a_transfer_are_named(call: str, meaning: str) -> None:
     """A7.5: recorders of gloo say nothing about transfers that nobody has begun."""

@@ -191,8 +191,7 @@ def test_the_address_that_reaches_the_bus(url: str, address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "elsewhere"),
-    [("127.0.0.1", False), ("localhost", False), ("203.0.113.7", True)],
+    ("address", "elsewhere"), [("127.0.0.1", False), ("localhost", False), ("203.0.113.7", True)]
 )
 def test_an_address_that_no_interface_has(address: str, elsewhere: bool) -> None:
     assert is_elsewhere(address) == elsewhere

@@ -21,12 +21,7 @@ from everstep_services.cli.slurm.allocations import (
 )
 from everstep_services.cli.slurm.batch_script import DrainMode
 from everstep_services.cli.slurm.controller import CommandResult, SlurmController, leaving
-from everstep_services.cli.slurm.script_steps import (
-    FOLDER,
-    SlurmJob,
-    finish,
-    watch_drains,
-)
+from everstep_services.cli.slurm.script_steps import FOLDER, SlurmJob, finish, watch_drains
 
 
 def end(node: str, code: int, *, ends_job: bool) -> AgentEnd:

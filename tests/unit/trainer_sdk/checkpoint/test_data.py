@@ -15,13 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.checkpoint_helpers.exact_training import (
-    HAS_TORCHDATA,
-    LAST,
-    Case,
-    Training,
-    differing,
-)
+from tests.checkpoint_helpers.exact_training import HAS_TORCHDATA, LAST, Case, Training, differing
 from tests.unit.trainer_sdk.checkpoint.saved_states import Place
 from trainer_sdk import sdk_log
 from trainer_sdk.checkpoint.data import PerRank, PositionedSampler, RngState, has_position

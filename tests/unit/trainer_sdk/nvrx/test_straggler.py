@@ -10,11 +10,7 @@ import pytest
 
 from tests.unit.trainer_sdk.checkpoint.saved_states import together
 from trainer_sdk.checkpoint.rank_group import RankGroup
-from trainer_sdk.nvrx.straggler import (
-    CallableId,
-    Detector,
-    ReportIntervalTracker,
-)
+from trainer_sdk.nvrx.straggler import CallableId, Detector, ReportIntervalTracker
 from trainer_sdk.nvrx.straggler_report import (
     Report,
     Statistic,

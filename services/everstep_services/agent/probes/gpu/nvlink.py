@@ -164,10 +164,7 @@ def _noisy(look: Look, links: NvlinkCounters, samples: dict[str, Any]) -> Iterat
     limit, persistent = settings.nvlink_errors_limit, settings.persistent_looks
     for link, errors in links.errors.items():
         growth = note(
-            samples.setdefault(str(link), []),
-            errors,
-            at=look.at,
-            window_s=settings.nvlink_window_s,
+            samples.setdefault(str(link), []), errors, at=look.at, window_s=settings.nvlink_window_s
         )
         if not (looks := growth.looks_past(limit)):
             continue

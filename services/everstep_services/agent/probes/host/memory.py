@@ -41,10 +41,7 @@ def pressure(look: Look) -> Iterator[CheckResult]:
 
 def kills(look: Look) -> Iterator[CheckResult]:
     """The processes that the kernel has killed for their memory."""
-    sources = {
-        "on this host": look.path("proc/vmstat"),
-        "in this control group": _own_events(look),
-    }
+    sources = {"on this host": look.path("proc/vmstat"), "in this control group": _own_events(look)}
     troubles: list[tuple[CheckState, str]] = []
     for where, path in sources.items():
         if path is None:

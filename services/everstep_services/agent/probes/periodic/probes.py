@@ -8,14 +8,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from everstep.clock import Clock
-from everstep.messages import (
-    CheckResult,
-    Fact,
-    NodeBeat,
-    NodeCheckFinished,
-    ProbeBeat,
-    RunChecks,
-)
+from everstep.messages import CheckResult, Fact, NodeBeat, NodeCheckFinished, ProbeBeat, RunChecks
 from everstep_services.agent.core.actions import Action
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.probes.periodic.history import ProbeChange, ProbeHistory

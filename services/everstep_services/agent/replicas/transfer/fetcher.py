@@ -14,13 +14,7 @@ from time import monotonic
 import msgspec
 
 from everstep.messages import Peer, StartRanks
-from everstep_services.agent.replicas.choice import (
-    Age,
-    Choice,
-    Offered,
-    choices,
-    newest_of_all,
-)
+from everstep_services.agent.replicas.choice import Age, Choice, Offered, choices, newest_of_all
 from everstep_services.agent.replicas.coder import CodingError, give_back
 from everstep_services.agent.replicas.images import CopyFile, OwnImages, read_head
 from everstep_services.agent.replicas.last_state import LostState

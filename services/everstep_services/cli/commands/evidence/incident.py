@@ -39,10 +39,7 @@ def show(invocation: Invocation, *, named: str | None, incident: str | None) -> 
 @command.command()
 @click.argument("incident", type=NAME)
 @click.option(
-    "--cause",
-    required=True,
-    type=click.Choice(VERDICT_CAUSES),
-    help="The right cause class.",
+    "--cause", required=True, type=click.Choice(VERDICT_CAUSES), help="The right cause class."
 )
 @click.option(
     "--rank", "ranks", multiple=True, type=click.IntRange(0), help="A rank that caused it."

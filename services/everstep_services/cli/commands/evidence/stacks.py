@@ -26,12 +26,7 @@ def command() -> None:
 @with_formats(("human", "json"), "How to print (human).")
 @click.pass_obj
 def analyze(
-    invocation: Invocation,
-    /,
-    *,
-    paths: tuple[Path, ...],
-    world_size: int | None,
-    is_folded: bool,
+    invocation: Invocation, /, *, paths: tuple[Path, ...], world_size: int | None, is_folded: bool
 ) -> int:
     """Name the rank that is elsewhere than the others, and what it does there.
 

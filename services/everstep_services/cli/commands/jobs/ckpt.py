@@ -218,10 +218,7 @@ def scan(invocation: Invocation, *, job: str, root: str, reason: str) -> None:
     help="Also keep older checkpoints whose step is a multiple of this.",
 )
 @click.option(
-    "--delete",
-    "wants_it",
-    is_flag=True,
-    help="Delete; otherwise only list what would be deleted.",
+    "--delete", "wants_it", is_flag=True, help="Delete; otherwise only list what would be deleted."
 )
 @with_reason
 @click.pass_obj

@@ -58,11 +58,7 @@ def command() -> None:
 @click.option("--stdout", "stream", flag_value="stdout", help="Only what went to stdout.")
 @click.option("--stderr", "stream", flag_value="stderr", help="Only what went to stderr.")
 @click.option(
-    "-n",
-    "--lines",
-    "last",
-    type=click.IntRange(min=1),
-    help="Only the last N lines of each file.",
+    "-n", "--lines", "last", type=click.IntRange(min=1), help="Only the last N lines of each file."
 )
 @click.option("-f", "--follow", is_flag=True, help="Continue with new output as it is written.")
 @click.option("--contains", metavar="TEXT", help="Only lines with this text.")

@@ -92,10 +92,7 @@ def _percent(confidence: float | None) -> str:
 
 
 def shown_evidence(
-    rows: Sequence[Mapping[Any, Any]],
-    copied: Collection[str],
-    keeps_s: float | None,
-    now: datetime,
+    rows: Sequence[Mapping[Any, Any]], copied: Collection[str], keeps_s: float | None, now: datetime
 ) -> "list[EvidenceOut]":
     """Pieces from their rows: which blobs are copied, and how long the bus keeps the others."""
     return [_shown_piece(present(row), copied, keeps_s, now) for row in rows]

@@ -213,10 +213,7 @@ def _conditions(asked: IncidentFilter) -> list[ColumnElement[bool]]:
     here = tables.incidents.c
     conditions: list[ColumnElement[bool]] = [
         column == value
-        for column, value in (
-            (here.trigger, asked.trigger),
-            (here.round, asked.round),
-        )
+        for column, value in ((here.trigger, asked.trigger), (here.round, asked.round))
         if value is not None
     ]
     if asked.node is not None:

@@ -12,14 +12,7 @@ from everstep.bus.errors import BusDeniedError
 from everstep.job_states import NodePresence
 from everstep.messages import NodeStanding, NodeStandings, ShowNodes
 from everstep.store import tables
-from everstep.store.queries import (
-    Record,
-    SortOrder,
-    first,
-    holds,
-    node_state,
-    nodes_with_state,
-)
+from everstep.store.queries import Record, SortOrder, first, holds, node_state, nodes_with_state
 from everstep.store.times import to_us
 from everstep.subjects import CLUSTER
 from everstep_services.history.api.context import Context, Ctx, Reader

@@ -9,14 +9,7 @@ from pydantic import Field
 from sqlalchemy import func, select
 
 from everstep.bus.errors import BusDeniedError
-from everstep.messages import (
-    Question,
-    RankScoreTable,
-    Reply,
-    ShowScores,
-    ShowTimings,
-    TimingTable,
-)
+from everstep.messages import Question, RankScoreTable, Reply, ShowScores, ShowTimings, TimingTable
 from everstep.slow_rank_causes import SlowRankCause
 from everstep.store import tables
 from everstep.store.queries import SortOrder, first, is_over, job_state, page, slow_ranks

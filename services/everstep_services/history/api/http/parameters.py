@@ -11,14 +11,7 @@ from pathlib import Path
 from typing import Annotated, Unpack
 
 from fastapi import Path as PathParameter
-from pydantic import (
-    AfterValidator,
-    AwareDatetime,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-)
+from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
 
 from everstep_services.history.api.http.problems import ProblemError
 

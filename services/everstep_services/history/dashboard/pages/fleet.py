@@ -248,9 +248,7 @@ def _is_by_person(facts: Iterable[Mapping[str, Any]]) -> bool:
     return False
 
 
-def _of_idle(
-    jobs: Iterable[tuple[Mapping[str, Any], RestAnswer, RestAnswer]],
-) -> Iterator[Concern]:
+def _of_idle(jobs: Iterable[tuple[Mapping[str, Any], RestAnswer, RestAnswer]]) -> Iterator[Concern]:
     """Jobs that have given up waiting for nodes, or whose agents vanished, in the last day.
 
     A job that its owner has interrupted needs nobody.

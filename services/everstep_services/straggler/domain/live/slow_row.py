@@ -29,10 +29,7 @@ class SlowSignal:
     def score(self) -> Score:
         ratio = self.usual / self.value if self.value > 0 else None
         return Score(
-            signal=self.name[:512],
-            relative_score=ratio,
-            value_s=self.value,
-            reference_s=self.usual,
+            signal=self.name[:512], relative_score=ratio, value_s=self.value, reference_s=self.usual
         )
 
     def shown(self) -> str:

@@ -142,8 +142,7 @@ def test_links_of_the_fifth_generation_count_elsewhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "states"),
-    [(fakes.UNKNOWN, ["unknown"]), (fakes.NOT_SUPPORTED, [])],
+    ("error", "states"), [(fakes.UNKNOWN, ["unknown"]), (fakes.NOT_SUPPORTED, [])]
 )
 def test_links_that_cannot_be_read_are_not_taken_for_lost(
     tmp_path: Path, error: int, states: list[str]

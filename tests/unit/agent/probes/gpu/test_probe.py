@@ -123,8 +123,7 @@ def test_the_driver_says_what_it_needs(
 
 
 @pytest.mark.parametrize(
-    ("error", "failure_class"),
-    [(fakes.GPU_IS_LOST, "reboot"), (fakes.RESET_REQUIRED, "reset")],
+    ("error", "failure_class"), [(fakes.GPU_IS_LOST, "reboot"), (fakes.RESET_REQUIRED, "reset")]
 )
 @pytest.mark.parametrize("asked", ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetTotalEccErrors"])
 def test_a_gpu_that_does_not_answer_has_failed_once(
@@ -227,8 +226,7 @@ def test_heat_is_a_warning_first_and_a_failure_when_it_stays(node: Node) -> None
 
 
 @pytest.mark.parametrize(
-    "reasons",
-    [pynvml.nvmlClocksEventReasonSwPowerCap, pynvml.nvmlClocksEventReasonGpuIdle],
+    "reasons", [pynvml.nvmlClocksEventReasonSwPowerCap, pynvml.nvmlClocksEventReasonGpuIdle]
 )
 def test_a_power_limit_or_idleness_is_fine(node: Node, reasons: int) -> None:
     node.change(event_reasons=reasons)

@@ -88,11 +88,7 @@ COMPANY: list[tuple[str, list[Line], list[tuple[str, int, str]]]] = [
         [(20, _A, 94, ""), (19, _A, 45, "")],
         [(_A, 94, "restart_app"), (_A, 45, "ignore")],
     ),
-    (
-        "uncontained",
-        [(20, _A, 95, ""), (19, _A, 45, "")],
-        [(_A, 95, "reset"), (_A, 45, "ignore")],
-    ),
+    ("uncontained", [(20, _A, 95, ""), (19, _A, 45, "")], [(_A, 95, "reset"), (_A, 45, "ignore")]),
     (
         "a link down because the other GPU is gone",
         [(20, _A, 79, ""), (19, _B, 74, ""), (19, _B, 45, "")],

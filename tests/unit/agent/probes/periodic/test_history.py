@@ -3,11 +3,7 @@
 import itertools
 
 from everstep.messages import CheckResult
-from everstep_services.agent.probes.periodic.history import (
-    SAY_AGAIN_S,
-    ProbeChange,
-    ProbeHistory,
-)
+from everstep_services.agent.probes.periodic.history import SAY_AGAIN_S, ProbeChange, ProbeHistory
 from everstep_services.agent.probes.settings import ProbeSettings
 
 SETTINGS = ProbeSettings(failures=3, passes=2, policy="end_round")

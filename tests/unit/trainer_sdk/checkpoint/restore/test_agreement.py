@@ -17,14 +17,7 @@ from tests.unit.trainer_sdk.checkpoint.restored_states import (
 )
 from tests.unit.trainer_sdk.checkpoint.saved_states import Place
 from trainer_sdk.checkpoint.image_folder import MARKED_INDEX, mark_image
-from trainer_sdk.checkpoint.manifest import (
-    INDEX,
-    MANIFEST,
-    ImageIndex,
-    Manifest,
-    decode,
-    encode,
-)
+from trainer_sdk.checkpoint.manifest import INDEX, MANIFEST, ImageIndex, Manifest, decode, encode
 from trainer_sdk.checkpoint.restore.errors import RestoreError
 from trainer_sdk.checkpoint.storage import storage_for
 from trainer_sdk.checkpoint.storage.checkpoints import OWNER, CheckpointMark

@@ -114,10 +114,7 @@ def test_images_of_another_layout_are_dropped_with_the_reason() -> None:
 
 
 offers = st.builds(
-    offer,
-    st.sampled_from([MEMORY, PEER]),
-    st.integers(1, 4),
-    round=st.integers(1, 2),
+    offer, st.sampled_from([MEMORY, PEER]), st.integers(1, 4), round=st.integers(1, 2)
 )
 
 

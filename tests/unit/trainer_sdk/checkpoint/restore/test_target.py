@@ -315,9 +315,7 @@ class Transposed(torch.nn.Linear):
             self.weight.copy_(state_dict["weight"].t())
 
 
-def test_a_module_that_saves_other_tensors_than_its_own_loads_them_itself(
-    tmp_path: Path,
-) -> None:
+def test_a_module_that_saves_other_tensors_than_its_own_loads_them_itself(tmp_path: Path) -> None:
     place = Place(tmp_path)
     model, other = Transposed(3, 2), Transposed(3, 2)
     place.publish(1, {"model": model})

@@ -77,9 +77,7 @@ def test_a_removed_image_leaves_no_mark(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_a_mapped_image_stays_readable_when_the_next_state_is_smaller(
-    tmp_path: Path,
-) -> None:
+def test_a_mapped_image_stays_readable_when_the_next_state_is_smaller(tmp_path: Path) -> None:
     buffer = Buffer(str(tmp_path / "a"))
     buffer.fit(3 * mmap.PAGESIZE)
     buffer.octets.fill_(7)

@@ -61,9 +61,7 @@ def copy_of(source: torch.Tensor) -> TensorCopy:
     return TensorCopy("w", source, torch.zeros_like(source), version=source._version)
 
 
-def test_the_time_of_a_wait_for_a_copy_is_reported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_time_of_a_wait_for_a_copy_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """If forward and backward hide the copy, no wait is reported (E7)."""
     held = Held(monkeypatch)
     waited: list[float] = []
