@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 
 _RENAMED_IN = (2, 9)
+RERUN_MACHINE = "megatron.core.rerun_state_machine"
+"""Megatron's module that runs iterations with unexpected results again."""
 
 
 def set_up_torch(link: AgentLink, environ: "MutableMapping[str, str]") -> None:
@@ -41,6 +43,7 @@ def _set_up(link: AgentLink, environ: "MutableMapping[str, str]") -> None:
         bypass_compiler()
         if link.attached:
             when_imported("torch.utils.data._utils.signal_handling", _guard_data_workers)
+            when_imported(RERUN_MACHINE, lambda: _watch_reruns(link, environ))
         if link.folder:
             _serve(link.folder)
     # A torch without distributed, a release that has moved a name, a folder that is gone: to
@@ -65,6 +68,12 @@ def _serve_attached(folder: str) -> None:
         _serve(folder)
     except Exception as error:  # noqa: BLE001  as in `_set_up`
         sys.stderr.write(f"everstep: torch's collectives cannot be watched: {error}\n")
+
+
+def _watch_reruns(link: AgentLink, environ: "MutableMapping[str, str]") -> None:
+    from trainer_sdk.bootstrap import megatron_rerun  # other scripts pay nothing
+
+    megatron_rerun.watch(link, environ)
 
 
 def _guard_data_workers() -> None:
