@@ -142,12 +142,13 @@ async def pieces_of_evidence(
 
 
 async def _story(connection: AsyncConnection, job: str, row: Record) -> IncidentStory:
-    exits = await _failures(connection, job, row["round"])
-    actions = await _actions(connection, job, row["incident"])
-    primary = await _primary(connection, job, row, actions)
-    rounds = await _rounds(connection, job, row)
-    stalls = await _stalls(connection, job, row)
     numerics = await _numerics(connection, job, row["incident"])
+    has_ended = numerics is None  # else later incidents are about the ends in its round
+    exits = await _failures(connection, job, row["round"]) if has_ended else []
+    actions = await _actions(connection, job, row["incident"])
+    primary = await _primary(connection, job, row, actions) if has_ended else None
+    rounds = await _rounds(connection, job, row)
+    stalls = await _stalls(connection, job, row) if has_ended else []
     out, in_ = await _moves(connection, job, [round["round"] for round in rounds])
     return IncidentStory(
         incident=await _with_restore(connection, job, row),

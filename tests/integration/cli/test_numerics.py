@@ -21,6 +21,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStory]:
         make("round_formed", job="j", round=2),
         make("incident_opened", job="j", incident="i", round=2, trigger="numerics", node="n3"),
         *case_facts("aa"),
+        make("rank_exited", job="j", round=2, rank=3, how="error", incident=None),
         counted(1, "loss"),
         counted(2, "loss", "layers.7"),
         make("job_started", job="odd", round=None),
@@ -82,6 +83,7 @@ def test_why_tells_the_case_in_sentences(run: Run) -> None:
         "The training would ask that its node leaves, but the policy is to observe",
     ):
         assert f"\n  {sentence}" in out, out
+    assert "exit code" not in out, "a later incident is about the rank's end"
     assert (
         "has had no incident, but unexpected results. See: everstep numerics odd"
         in (run("why", "odd")[2])

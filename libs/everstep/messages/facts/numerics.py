@@ -101,7 +101,7 @@ class NumericsActed(NumericsFact, frozen=True, kw_only=True, tag="numerics_acted
 
     action: Name
     """`again` (the step was made again), `rollback`, `skip` (also the samples are passed over),
-    `exclude` (the node leaves), `stop` or `move` (to other nodes)."""
+    `exclude` (the node leaves), `stop`, `move` (to other nodes) or `observe` (nothing)."""
     outcome: Name
     """`done`, `observed` (the policy is only to observe) or `refused`."""
     reason: str

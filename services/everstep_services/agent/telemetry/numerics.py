@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from everstep.clock import Clock
-from everstep.ids import new_id
+from everstep.ids import name_of_host, new_id
 from everstep.incident_causes import NUMERICS
 from everstep.incident_outcomes import IncidentOutcome
 from everstep.messages import (
@@ -40,6 +40,8 @@ _KINDS: Mapping[str, type[Fact]] = {
     "acted": NumericsActed,
     "counted": NumericsCounted,
 }
+_OF_NO_RANK = frozenset({"correct_but_unexpected", "not_reproducible_and_not_local"})
+"""Judgements whose ranks are only those on which the result was seen."""
 _CERTAIN = frozenset({"nan", "inf", "replicas_differ"})
 """Signals that open an incident before they are judged: no healthy training has them."""
 
@@ -74,6 +76,8 @@ class NumericsRecorder:
             log.info("unknown_numerics_event rank=%d event=%s", line.rank, line.event)
             return []
         body = {name: _bounded(value) for name, value in line.body.items()}
+        if isinstance(node := body.get("node"), str) and node:
+            body["node"] = name_of_host(node)
         head = {**self._records.of_round(round), "incident": self._incidents.get(_case(line))}
         try:
             fact = msgspec.convert(body | head, kind)
@@ -100,8 +104,10 @@ class NumericsRecorder:
             case NumericsJudged():
                 if self._open is not None:
                     self._open.reason = fact.reason
-                rank = fact.ranks[0] if fact.ranks else None
-                return self._opened(fact, fact.reason, rank, fact.node or None)
+                is_theirs = fact.kind not in _OF_NO_RANK
+                rank = fact.ranks[0] if fact.ranks and is_theirs else None
+                node = fact.node if fact.node and is_theirs else None
+                return self._opened(fact, fact.reason, rank, node)
             case NumericsActed():
                 return [fact, *self._acted(fact)]
             case _:
@@ -128,7 +134,10 @@ class NumericsRecorder:
             return []
         is_stop = fact.action == "stop" and fact.outcome == "done"
         lost = 0 if fact.to_step is None else max(fact.step - fact.to_step, 0)
-        text = f"{fact.action} ({fact.outcome}): {fact.reason}"
+        told = {"done": fact.action, "observed": "nothing was done"}
+        text = told.get(fact.outcome, f"{fact.action} was refused")
+        if fact.reason and fact.reason not in self._open.reason:
+            text = f"{text}: {fact.reason}"
         return self._closed(text, "stopped" if is_stop else "recovered", lost, fact.to_step)
 
     def ends(self, why: str = "the round ended") -> list[Fact]:
@@ -145,6 +154,7 @@ class NumericsRecorder:
         closed = IncidentClosed(
             **self._records.of_round(case.round), incident=case.incident, outcome=outcome,
             reason=f"{case.reason}; {text}", restored_step=restored, lost_steps=lost,
+            next_round=case.round,
             ledger=Ledger(other_s=round(self._clock.now() - case.since, 3)),
         )  # fmt: skip
         return [closed]

@@ -38,8 +38,6 @@ def print_numerics(
 def _case(case: Record) -> dict[str, Any]:
     suspected, judged = case["suspected"] or {}, case["judged"] or {}
     first, end = judged.get("samples_from"), judged.get("samples_to")
-    acts = (act["action"] if act["outcome"] == "done" else f"{act['action']} ({act['outcome']})"
-            for act in case["acts"])  # fmt: skip
     return {
         **case,
         "kind": case["kind"] or "not judged",
@@ -47,10 +45,16 @@ def _case(case: Record) -> dict[str, Any]:
         "node": cell(judged.get("node")),
         "group": cell(judged.get("group")),
         "samples": "" if first is None or end is None else f"{first} to {end - 1}",
-        "done": ", ".join(map(cell, acts)),
+        "done": ", ".join(map(_act, case["acts"])),
         "at": moment(suspected.get("at") or judged.get("at")),
         "reason": brief(judged.get("reason") or suspected.get("reason")),
     }
+
+
+def _act(act: Record) -> str:
+    if act["action"] == "observe":
+        return "nothing"
+    return cell(act["action"]) + ("" if act["outcome"] == "done" else f" ({cell(act['outcome'])})")
 
 
 def _result(result: Record) -> dict[str, Any]:

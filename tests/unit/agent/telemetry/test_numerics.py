@@ -70,8 +70,8 @@ async def test_a_judged_case_is_an_incident_that_ends_with_what_followed(
     assert isinstance(closed, IncidentClosed)
     assert judged.incident == acted.incident == closed.incident == opened.incident
     assert (closed.outcome, closed.lost_steps, closed.restored_step) == ("recovered", 2, 39)
-    assert closed.ledger.other_s == 2.5
-    assert closed.reason == f"{JUDGED['reason']}; rollback (done): policy"
+    assert (closed.ledger.other_s, closed.next_round) == (2.5, 2)
+    assert closed.reason == f"{JUDGED['reason']}; rollback: policy"
     again = heard(recorder, "acted", ACTED | {"action": "skip"})
     assert kinds(again) == [NumericsActed], "the case has its incident only once"
 
@@ -98,6 +98,21 @@ def test_a_training_that_stays_nan_opens_one_incident_a_round(recorder: Numerics
     assert kinds(heard(recorder, "suspected", NAN)) == [NumericsSuspected]
     following = heard(recorder, "suspected", NAN | {"case": B, "step": 42})
     assert kinds(following) == [IncidentClosed, NumericsSuspected]
+
+
+def test_correct_results_blame_no_rank(recorder: NumericsRecorder) -> None:
+    opened, judged = heard(recorder, "judged", JUDGED | {"kind": "correct_but_unexpected"})
+    assert isinstance(opened, IncidentOpened)
+    assert isinstance(judged, NumericsJudged)
+    assert (opened.node, opened.rank, judged.ranks) == (None, None, (3,))
+
+
+def test_a_host_is_named_as_its_node_is(recorder: NumericsRecorder) -> None:
+    """History would refuse facts about a node whose name is not allowed."""
+    opened, judged = heard(recorder, "judged", JUDGED | {"node": "gpu.example"})
+    assert isinstance(opened, IncidentOpened)
+    assert isinstance(judged, NumericsJudged)
+    assert (opened.node, judged.node) == ("gpu-example", "gpu-example")
 
 
 def test_a_stop_ends_the_training(recorder: NumericsRecorder) -> None:

@@ -44,7 +44,7 @@ class NumericsAction(Answer):
 
     at: datetime
     action: str = Field(
-        description="`again`, `rollback`, `skip`, `exclude`, `stop` or `move`.",
+        description="`again`, `rollback`, `skip`, `exclude`, `stop`, `move` or `observe`.",
         examples=["rollback"],
     )
     outcome: str = Field(description="`done`, `observed` or `refused`.")
@@ -102,7 +102,10 @@ def shown_case(row: Record, acts: Sequence[Record]) -> NumericsCase:
         suspected = NumericsSuspicion(**_part(fields, "suspected"))
     if fields["judged_fact"] is not None:
         judged = NumericsJudgement(**_part(fields, "judged"))
-    shown = [NumericsAction(**(told := present(act)), story=_told_act(told)) for act in acts]
+    reasons = "" if judged is None else judged.reason
+    shown = [
+        NumericsAction(**(told := present(act)), story=_told_act(told, reasons)) for act in acts
+    ]
     return NumericsCase(
         **{**fields, "signal": fields["signal"] or fields["judged_signal"]},
         suspected=suspected, judged=judged, acts=shown,
@@ -148,7 +151,11 @@ def _story(
     yield from (act.story for act in acts)
 
 
-def _told_act(act: Record) -> str:
+def _told_act(act: Record, judgement: str) -> str:
+    """An action in a sentence, with its reason unless the judgement has it."""
+    why = "" if act["reason"] in judgement else f": {act['reason']}"
+    if act["action"] == "observe":
+        return f"Nothing was done{why or ', as the policy is to observe'}"
     done, undone = _ACTS.get(act["action"], (act["action"], act["action"]))
     match act["outcome"]:
         case "done":
@@ -161,7 +168,7 @@ def _told_act(act: Record) -> str:
     if act["samples_from"] is not None:
         span += f" {_span(act['samples_from'], act['samples_to'])}"
     step = "" if act["to_step"] is None else f" to step {act['to_step']}"
-    return f"{text.replace('{step}', step).replace('{samples}', span)}: {act['reason']}"
+    return f"{text.replace('{step}', step).replace('{samples}', span)}{why}"
 
 
 def _span(first: int, end: int | None) -> str:
