@@ -61,38 +61,7 @@ class StepExamination:
             elsewhere=None if elsewhere is None else SentResult.of(elsewhere),
             elsewhere_of=peers.source if peers.shift else 0,
         )
-        return self._joined(self._agreement.ranks.gather(sent, SentResults), peers)
-
-    def _joined(self, gathered: Sequence[SentResults], peers: StepPeers) -> list[RankResults]:
-        # The gradients were reduced over ranks: a difference says nothing about this very rank.
-        apart = max(number(sent.deviation) for sent in gathered)
-        joined = []
-        for rank, sent in enumerate(gathered):
-            first = sent.first.read()
-            again = tuple(result.read() for result in sent.again)
-            if first.norm is None and again[0].norm is not None:
-                first = StepResult(first.loss, again[0].norm * (1 + apart), first.hashes)
-            by, elsewhere = next(
-                (
-                    (other, result.elsewhere)
-                    for other, result in enumerate(gathered)
-                    if result.elsewhere is not None and result.elsewhere_of == rank
-                ),
-                (None, None),
-            )
-            joined.append(
-                RankResults(
-                    rank=rank,
-                    node=peers.places[rank].node,
-                    device=peers.places[rank].device,
-                    first=first,
-                    again=again,
-                    elsewhere=None if elsewhere is None else elsewhere.read(),
-                    elsewhere_by=by,
-                    replica=peers.replica(rank),
-                )
-            )
-        return joined
+        return joined_results(self._agreement.ranks.gather(sent, SentResults), peers)
 
     def _found_peers(self) -> StepPeers:
         if self._peers is None:
@@ -100,3 +69,38 @@ class StepExamination:
             place = own_place(data_parallel_ranks(self._parts.modules, self._replicas))
             self._peers = StepPeers(ranks.gather(place, RankPlace), ranks.rank)
         return self._peers
+
+
+def joined_results(gathered: Sequence[SentResults], peers: StepPeers) -> list[RankResults]:
+    """The results of all ranks, each next to what another one computed of its step."""
+    # The gradients were reduced over ranks: a difference says nothing about this very rank.
+    apart = max(number(sent.deviation) for sent in gathered)
+    # Something between the gradients that ranks have seen and their sum was wrong.
+    is_unseen = all(sent.first == sent.again[0] for sent in gathered)
+    joined = []
+    for rank, sent in enumerate(gathered):
+        first = sent.first.read()
+        again = tuple(result.read() for result in sent.again)
+        if again[0].norm is not None and (first.norm is None or is_unseen):
+            first = StepResult(first.loss, again[0].norm * (1 + apart), first.hashes)
+        by, elsewhere = next(
+            (
+                (other, result.elsewhere)
+                for other, result in enumerate(gathered)
+                if result.elsewhere is not None and result.elsewhere_of == rank
+            ),
+            (None, None),
+        )
+        joined.append(
+            RankResults(
+                rank=rank,
+                node=peers.places[rank].node,
+                device=peers.places[rank].device,
+                first=first,
+                again=again,
+                elsewhere=None if elsewhere is None else elsewhere.read(),
+                elsewhere_by=by,
+                replica=peers.replica(rank),
+            )
+        )
+    return joined

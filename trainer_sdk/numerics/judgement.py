@@ -183,8 +183,14 @@ class _Comparison:
         ]
         return min(filter(None, names), key=list(self._groups).index, default="")
 
-    def local_ranks(self, changed: Sequence[RankResults], world: int) -> tuple[int, ...]:
-        """Return the ranks the difference is local to; a reduced sum differs on all of them."""
+    def local_ranks(
+        self, changed: Sequence[RankResults], results: Sequence[RankResults]
+    ) -> tuple[int, ...]:
+        """Return the ranks the difference is local to; a reduced sum differs on all of them.
+
+        Of a replica that several ranks compute, a later stage has the loss of an earlier one's
+        fault, and an earlier one the gradients of a later one's.
+        """
         parts = [
             tuple(
                 result.rank
@@ -194,7 +200,10 @@ class _Comparison:
             for field in ("loss", "norm", "hashes")
         ]
         ranks = min(filter(None, parts), key=len, default=())
-        return () if len(ranks) == world > 1 else ranks
+        if len(ranks) == len(results) > 1:
+            return ()
+        computers = {result.computer for result in results if result.rank in ranks}
+        return tuple(result.rank for result in results if result.computer in computers)
 
     def _repeated(self, result: RankResults) -> float:
         if len(result.again) < 2:
@@ -236,7 +245,7 @@ def _not_reproduced(
     if not changed:
         return None
     group = comparison.first_group((result.first, result.again[0]) for result in changed)
-    ranks = comparison.local_ranks(changed, len(results))
+    ranks = comparison.local_ranks(changed, results)
     shown = next(result for result in changed if not ranks or result.rank in ranks)
     where = f"{_shown(ranks)} on {_device(shown)}" if ranks else "a rank that is not known"
     reason = f"the result of {where} was not reproduced: {_values(shown)}"

@@ -174,6 +174,7 @@ class Training:
                 options = {**options, "checkpointer": self._checkpointer}
                 self._checkpointer.restore(self._state)
             numerics = Numerics(run, self._state, self._loader, **options)
+            self._state["numerics"] = numerics
             if self._skipped:
                 self._sampler.skip(self._skipped)
             self._train(run, numerics)
@@ -197,7 +198,7 @@ class Training:
             norm = nn.utils.clip_grad_norm_(parts.module.parameters(), 100.0)
             step = run.steps_made + 1
             if numerics.accepts(loss=loss, grad_norm=norm):
-                self._losses[step] = None if loss is None else float(loss)
+                self._losses[step] = None if loss is None else float(loss.detach())
                 self._norms[step] = float(getattr(norm, "full_tensor", lambda n=norm: n)())
                 self._optimizer.step()
                 self._scheduler.step()

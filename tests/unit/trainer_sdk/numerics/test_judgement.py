@@ -159,6 +159,13 @@ def test_stages_of_a_pipeline_are_judged_together() -> None:
     assert kind_of(judge(SPIKE, results, GROUPS)) == ("persistent", (2, 3))
 
 
+def test_all_stages_of_the_replica_are_named_whose_loss_was_not_reproduced() -> None:
+    # A fault of the first stage shows in the loss, which the last stage alone has.
+    results = [replace(each, replica=each.rank // 2) for each in ranks(4)]
+    results = changed(results, 3, first=result(2.1))
+    assert kind_of(judge(DIFFERS, results, GROUPS, 0.0)) == ("transient", (2, 3))
+
+
 @pytest.mark.parametrize("world", [1, 4])
 def test_a_result_that_is_the_same_everywhere_is_correct(world: int) -> None:
     bad = result(9.0)
