@@ -29,6 +29,9 @@ class StepCase:
 
     case: str
     step: int
+    """The step with that result."""
+    present: int
+    """The step that is being made: a later one, if values arrive late."""
     unexpected: UnexpectedResult | None
     """None if nothing was unexpected of the first computation."""
     ranks: tuple[int, ...] = ()
@@ -87,7 +90,7 @@ class NumericsActions:
         act = self._policy.decide(
             judgement,
             moved_at=doubt.moved_at,
-            span=self._batches.span(doubt.moved_at, doubt.step) if self._batches else None,
+            span=self._batches.span(doubt.moved_at, doubt.present) if self._batches else None,
             earlier=[act.samples for act in acts if act.samples is not None],
             taken=len(acts),
         )
@@ -113,7 +116,7 @@ class NumericsActions:
         if act.action == "stop":
             self._rollback.stop(made)
         if act.action == "move":
-            refusal = self._rollback.move(made, doubt.step - 1)
+            refusal = self._rollback.move(made, doubt.present - 1)
             self._report(doubt, act, "refused", reason=refusal)
         return StepDecision(is_accepted=False)
 

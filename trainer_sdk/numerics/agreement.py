@@ -4,6 +4,7 @@ import os
 import socket
 import struct
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -11,8 +12,10 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions, ReduceOp
 
+from trainer_sdk.bootstrap.torch_exit import wait_at_exit
 from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.environment import environ
+from trainer_sdk.group_timeout import group_timeout_ns
 from trainer_sdk.numerics.judgement import StepResult
 
 
@@ -29,6 +32,8 @@ class LocalView(msgspec.Struct, frozen=True, kw_only=True):
 
     case: str
     """The id of the case, if this is rank 0."""
+    step: int
+    """The step that is looked at: an earlier one if its values have arrived late."""
     signal: str = ""
     """Empty if the rank's result is as expected."""
     value: int = 0
@@ -84,7 +89,10 @@ class RankAgreement:
         self._group: Any = None
         if dist.is_available() and dist.is_initialized():
             if dist.get_world_size() > 1:
-                self._group = dist.new_group(backend="gloo")
+                wait_at_exit()
+                limit_ns = group_timeout_ns()
+                limit = None if limit_ns is None else timedelta(microseconds=limit_ns // 1000)
+                self._group = dist.new_group(backend="gloo", timeout=limit)
         elif int(environ.get("WORLD_SIZE") or 1) > 1:
             raise RuntimeError(
                 f"WORLD_SIZE is {environ['WORLD_SIZE']}, and this rank has no process group to "
@@ -92,6 +100,7 @@ class RankAgreement:
                 "run.numerics(…)"
             )
         self.ranks = RankGroup(self._group)
+        self._coming: tuple[Any, torch.Tensor] | None = None
         self._options = AllreduceOptions()
         self._options.reduceOp = ReduceOp(ReduceOp.MAX)
 
@@ -99,9 +108,24 @@ class RankAgreement:
         """The highest value over all ranks, for each of these numbers."""
         if self._group is None:
             return own
-        numbers = torch.tensor(own)
-        self._group.allreduce([numbers], self._options).wait()
-        highest: list[int] = numbers.tolist()
+        self.highest_before(own)
+        return self.highest_before(None)
+
+    def highest_before(self, own: list[int] | None) -> list[int]:
+        """Begin to agree on these numbers; return what the call before has agreed on.
+
+        That is zeros at the first call. The ranks wait only for those that are a call behind.
+        """
+        if self._group is None:
+            return own or []
+        coming, self._coming = self._coming, None
+        if own is not None:
+            numbers = torch.tensor(own, device="cpu")
+            self._coming = self._group.allreduce([numbers], self._options), numbers
+        if coming is None:
+            return [0] * len(own or ())
+        coming[0].wait()
+        highest: list[int] = coming[1].tolist()
         return highest
 
     def swap(self, octets: bytes, to: int, source: int) -> bytes | None:
@@ -129,10 +153,11 @@ def own_place(peers: Sequence[int]) -> RankPlace:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", "")
         device = f"GPU-{uuid}" if uuid else ""
-    node = environ.get("GROUP_RANK") or environ.get("SLURM_NODEID") or ""
-    return RankPlace(
-        f"{socket.gethostname()}/{node}" if node else socket.gethostname(), device, tuple(peers)
-    )
+    node = environ.get("EVERSTEP_NODE", "")
+    if not node:
+        number = environ.get("GROUP_RANK") or environ.get("SLURM_NODEID")
+        node = f"{socket.gethostname()}/{number}" if number else socket.gethostname()
+    return RankPlace(node, device, tuple(peers))
 
 
 def new_case() -> str:

@@ -1,7 +1,7 @@
 """Another rank, on another node where there is one, computes the same step and compares."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from trainer_sdk.numerics.agreement import RankAgreement, RankPlace
 from trainer_sdk.numerics.judgement import StepResult
 from trainer_sdk.numerics.replay import NO_BATCH, StepCall, recorded_run
 from trainer_sdk.numerics.snapshot import RandomStates, Snapshot, TrainingParts
+from trainer_sdk.sdk_log import warn_once
 
 
 class StepPeers:
@@ -55,8 +56,12 @@ def computed_elsewhere(
     sent = _encoded(calls, before)
     octets = agreement.swap(sent, peers.computer, peers.source)
     if octets is None:
+        warn_once(
+            "numerics: another rank cannot compute this step: give compute(function, batch), with "
+            "a batch of tensors, numbers and texts"
+        )
         return None
-    inputs, buffers = _decoded(octets)
+    inputs, buffers = _decoded(octets, type(calls[0].batch))
     before.put_back_tensors()
     with torch.no_grad():
         for (_, _, tensor, copy), other in zip(before.buffers, buffers, strict=True):
@@ -72,21 +77,32 @@ def _encoded(calls: Sequence[StepCall], before: Snapshot) -> bytes:
     buffers = [copy if copy.numel() <= _SENT_MOST else None for _, _, _, copy in before.buffers]
     inputs = []
     for call in calls:
-        leaves, spec = pytree.tree_flatten(call.batch)
+        batch = dict(call.batch) if isinstance(call.batch, Mapping) else call.batch
+        leaves, spec = pytree.tree_flatten(batch)
         if not all(isinstance(leaf, _SENT) for leaf in leaves):
             return b""
-        inputs.append((leaves, pytree.treespec_dumps(spec), _packed(call.before)))
+        try:
+            kind = pytree.treespec_dumps(spec)
+        except (NotImplementedError, TypeError, ValueError):  # as of a class of the user's
+            return b""
+        inputs.append((leaves, kind, _packed(call.before)))
     octets = io.BytesIO()
     torch.save((inputs, buffers), octets)
     return octets.getvalue()
 
 
-def _decoded(octets: bytes) -> tuple[list[tuple[Any, RandomStates]], list[Tensor | None]]:
-    inputs, buffers = torch.load(io.BytesIO(octets), map_location=_own_device, weights_only=True)
-    return [
-        (pytree.tree_unflatten(leaves, pytree.treespec_loads(spec)), _unpacked(states))
-        for leaves, spec, states in inputs
-    ], buffers
+def _decoded(
+    octets: bytes, kind: type[Any]
+) -> tuple[list[tuple[Any, RandomStates]], list[Tensor | None]]:
+    """The same; a mapping is of the class that this rank's own batch has."""
+    sent, buffers = torch.load(io.BytesIO(octets), map_location=_own_device, weights_only=True)
+    inputs = []
+    for leaves, spec, states in sent:
+        batch = pytree.tree_unflatten(leaves, pytree.treespec_loads(spec))
+        if isinstance(batch, dict) and kind is not dict:
+            batch = kind(batch)
+        inputs.append((batch, _unpacked(states)))
+    return inputs, buffers
 
 
 def _packed(states: RandomStates) -> dict[str, Any]:

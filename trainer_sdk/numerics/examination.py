@@ -13,12 +13,13 @@ from trainer_sdk.numerics.agreement import (
 )
 from trainer_sdk.numerics.elsewhere import StepPeers, computed_elsewhere
 from trainer_sdk.numerics.judgement import RankResults, StepResult
-from trainer_sdk.numerics.replay import OwnGradients, StepCall, deviation, loss_of, run_again
+from trainer_sdk.numerics.present_step import PresentStep
+from trainer_sdk.numerics.replay import deviation, loss_of, run_again
 from trainer_sdk.numerics.snapshot import Snapshot, TrainingParts
 from trainer_sdk.numerics.unsharded import data_parallel_ranks
 
-_TIMES = 2
-"""How often a step is run again: the same result twice is deterministic."""
+_AGAIN = 1
+"""How often a step is run again after the first time: the same result twice is deterministic."""
 
 
 class StepExamination:
@@ -35,23 +36,26 @@ class StepExamination:
         """Where each rank computes."""
         return self._found_peers().places
 
-    def run(
-        self, calls: Sequence[StepCall], before: Snapshot, own: OwnGradients, *, times: int = _TIMES
-    ) -> list[RankResults]:
-        """Run the step again, and return the results of all ranks; then all is as it was."""
+    def run(self, present: PresentStep, *, is_counted: bool = False) -> list[RankResults]:
+        """Run the step again, and return the results of all ranks; then all is as it was.
+
+        If it is only counted whether results differ, it is run again once, and not elsewhere.
+        """
+        calls, before = present.calls, present.before
+        assert before is not None
         parameters = list(self._parts.parameters())
         after = Snapshot(self._parts, parameters)
         loss = loss_of(calls)
-        hashes, norm = own.read()
+        hashes, norm = present.own.read()
         first = StepResult(0.0 if loss is None else loss, norm, hashes)
         again = [run_again(self._parts, calls, before)]
         apart = deviation(
             after.gradients, [parameter.grad for parameter in self._parts.parameters()]
         )
-        again += [run_again(self._parts, calls, before) for _ in range(times - 1)]
+        again += [run_again(self._parts, calls, before) for _ in range(0 if is_counted else _AGAIN)]
         peers = self._found_peers()
         elsewhere = None
-        if peers.shift:
+        if peers.shift and not is_counted:
             elsewhere = computed_elsewhere(self._parts, calls, before, self._agreement, peers)
         after.put_back()
         sent = SentResults(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
+from itertools import chain
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args
 
@@ -16,10 +17,11 @@ from trainer_sdk.numerics.events import CountedEvent, NumericsReporter, ResultCo
 from trainer_sdk.numerics.examination import StepExamination
 from trainer_sdk.numerics.judgement import ROUNDING, ResultJudgement, judge
 from trainer_sdk.numerics.policy import Action, Mode, NumericsPolicy, default_policy
-from trainer_sdk.numerics.replay import NO_BATCH, OwnGradients, StepCall
+from trainer_sdk.numerics.present_step import PresentStep, StepNumbers
+from trainer_sdk.numerics.replay import NO_BATCH
 from trainer_sdk.numerics.replica_hash import HASH_EVERY, ReplicaHash
 from trainer_sdk.numerics.rollback import Rollback
-from trainer_sdk.numerics.snapshot import RandomStates, Snapshot, TrainingParts
+from trainer_sdk.numerics.snapshot import TrainingParts
 from trainer_sdk.numerics.statistics import ResultWatch, UnexpectedResult
 from trainer_sdk.numerics.values import StepReader, StepValues
 
@@ -93,14 +95,8 @@ class Numerics:
         self._is_on = mode != "disabled"
         self._watch = ResultWatch()
         self._reader = StepReader(waits=read == "now")
-        self._calls: list[StepCall] = []
-        self._before: Snapshot | None = None
-        self._counting = _StepNumbers(session)
-        self._asked: object = None
-        self._alike = 0
-        self._step_news, self._replica_news = _News(), _News()
-        self._hashed_at = self._equal_at = 0
-        """The steps of the last hashes, and of the last hashes that were equal."""
+        self._counting = StepNumbers(session)
+        self._asked: Any = None
         if rollback is None:
             rollback = Rollback(state, session, checkpointer=checkpointer, root=root)
         self._batches = _batches_of(batches, state, rollback)
@@ -109,11 +105,19 @@ class Numerics:
 
     def _begin(self, state: Mapping[str, Any], replicas: Any, rollback: Rollback) -> None:
         self._parts = TrainingParts(state)
-        self._parameters = list(self._parts.parameters())
-        self._own = OwnGradients(self._parts)
+        self._present = PresentStep(self._parts)
         self._agreement = RankAgreement()
+        self._alike = 0
+        self._seen: _Sighting | None = None
+        self._step_news, self._replica_news = _News(), _News()
+        self._hashed_at = self._equal_at = 0
+        """The steps of the last hashes, and of the last hashes that were equal."""
+        self._is_behind = self._mode == "observe" and self._agreement.ranks.size > 1
+        """Whether ranks agree on a step while they make the next one: nothing is run again."""
         self._examination = StepExamination(self._parts, self._agreement, replicas)
         ranks = self._agreement.ranks
+        names = chain.from_iterable(ranks.gather(self._parts.groups, list[str]))
+        self._parts.name_groups(list(dict.fromkeys(names)))  # stages have different ones
         self._reporter = NumericsReporter(ranks.rank, self._session)
         self._counts = DeterminismCounts(self._parts.groups)
         self._counted_at = monotonic()
@@ -134,6 +138,8 @@ class Numerics:
         """The batches of one pass; those of a refused step come again."""
         for batch in self._batches or ():
             self._counting.settle()
+            if self._may_repeat:
+                self._present.note_batch()
             yield batch
         if self._is_on and self._counts.again:
             self._report_counts()
@@ -144,20 +150,11 @@ class Numerics:
         It is called again if the result of the step is in doubt, so it must do all that computes
         gradients, and nothing else; with a batch as its argument, also on another rank.
         """
-        if not self._may_repeat:
+        is_validated = self._is_validated(self._counting.next_step())
+        if not self._may_repeat or (self._is_behind and not is_validated):
             result: Result = function() if batch is NO_BATCH else function(batch)
             return result
-        if not self._calls:
-            self._before = Snapshot(self._parts, self._parameters, again=True)
-        states = self._before.random if not self._calls and self._before else RandomStates()
-        call = StepCall(function, batch, states)
-        self._calls.append(call)
-        if not self._is_validated(self._counting.next_step()):
-            result = call.run()
-        else:
-            with self._own.recorded():
-                result = call.run()
-        return result
+        return self._present.compute(function, batch, is_recorded=is_validated)
 
     def accepts(self, *, loss: Any = None, grad_norm: Any = None, lr: float | None = None) -> bool:
         """Whether this step counts; False if its batches come again, or the training has gone back.
@@ -170,33 +167,44 @@ class Numerics:
         self._equal_at = self._equal_at or step
         self._reader.add(step, loss, grad_norm, self._rate() if lr is None else lr)
         arrived = self._reader.arrived()
-        unexpected = self._look(arrived)
-        is_waiting = self._replicas.is_pending and not self._replicas.is_ready()
-        is_unexpected, is_waiting = map(
-            bool, self._agreement.highest([unexpected is not None, is_waiting])
-        )
-        decision = _ACCEPTED
-        if self._replicas.is_pending and not is_waiting:
-            decision = self._compare_replicas(step)
-        if not is_unexpected:
-            self._alike = 0
-        if decision.is_accepted and (is_unexpected or self._is_validated(step)):
-            with self._session.section("numerics", "evaluation"):
-                decision = self._examine(step, unexpected)
+        decision = self._decide(step, self._look(arrived))
         if decision.is_accepted:
             return self._accept(step, arrived)
         is_back = decision.to_step is not None
         self._refuse(step - 1 if decision.to_step is None else decision.to_step, is_back=is_back)
         return False
 
+    def _decide(self, step: int, sighting: "_Sighting | None") -> StepDecision:
+        """Agree with the other ranks on what is seen, and act."""
+        replicas = self._replicas
+        is_compared = replicas.is_pending and replicas.is_ready()
+        own = [int(sighting is not None), int(not is_compared), int(self._reader.is_late)]
+        if self._is_behind:
+            is_unexpected, is_uncompared, _ = self._agreement.highest_before(own)
+            sighting, self._seen = self._seen, sighting
+        else:
+            is_unexpected, is_uncompared, is_late = self._agreement.highest(own)
+            self._is_behind = bool(is_late)
+        decision = _ACCEPTED
+        if replicas.is_pending and not is_uncompared:
+            decision = self._act_on_replicas(step, replicas.finish()) or _ACCEPTED
+        if not is_unexpected:
+            self._alike = 0
+        if decision.is_accepted and (is_unexpected or self._is_validated(step)):
+            with self._session.section("numerics", "evaluation"):
+                decision = self._examine(step, sighting)
+        return decision
+
     def state_dict(self) -> dict[str, Any]:
         """The statistics of this rank."""
+        if not self._is_on:
+            return {}
         self._asked = (self._watch.state_dict(),)
         return {self._key: self._asked}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with these statistics; they begin anew with another world size."""
-        whole = state[self._key]
+        whole = state.get(self._key, self._asked) if self._is_on else self._asked
         if whole is not self._asked:
             self._watch.load_state_dict(whole[0])
 
@@ -258,7 +266,7 @@ class Numerics:
         if self._batches is not None:
             self._batches.taken(step)
         self._counting.made(step)
-        self._forget()
+        self._present.clear()
         self._steps += 1
         if self._is_hashed(step):
             self._hashed_at = step
@@ -281,55 +289,70 @@ class Numerics:
         if is_back:
             self._alike = 0
             self._step_news, self._replica_news = _News(), _News()
+            self._seen = None
+            self._present.leave()
             self._reader.forget()
             if self._replicas.is_pending:
                 self._replicas.finish()
             self._equal_at = made + 1
-            for parameter in self._parameters:
-                parameter.grad = None
         self._counting.refused(made)
-        self._forget()
-
-    def _forget(self) -> None:
-        self._calls.clear()
-        self._before = None
-        self._own.clear()
+        self._present.clear()
 
     def _examine(self, step: int, sighting: "_Sighting | None") -> StepDecision:
         """Find out what computed the step's results, and act."""
         views = self._agreement.ranks.gather(self._view(step, sighting), LocalView)
         suspects = tuple(rank for rank, view in enumerate(views) if view.signal)
-        doubt = StepCase(case=views[0].case, step=step, unexpected=_chosen(views), ranks=suspects)
+        seen_at = max((views[rank].step for rank in suspects), default=step)
+        doubt = StepCase(
+            case=views[0].case,
+            step=seen_at,
+            present=step,
+            unexpected=_chosen(views),
+            ranks=suspects,
+        )
         self._alike = self._alike + 1 if suspects else 0
         if self._alike > _ALIKE_MOST:
             return _ACCEPTED
         self._actions.report_suspicion(doubt)
         calls = {view.calls for view in views}
-        if len(calls) > 1 or not min(calls) or self._before is None:
+        if len(calls) > 1 or not min(calls) or self._present.before is None:
             return self._act_unjudged(doubt)
-        before = self._before
-        results = self._examination.run(self._calls, before, self._own)
+        replicas = self._replicas
+        if replicas.has_replicas:  # with other parameters its results are others, too
+            if replicas.is_pending:
+                replicas.finish()
+            self._hashed_at = step
+            replicas.start()
+            decision = self._act_on_replicas(step, replicas.finish())
+            if decision is not None:
+                return decision
+        is_counted = self._mode == "report_determinism_stats"
+        results = self._examination.run(self._present, is_counted=is_counted)
         self._counts.add(results)
         rounding = 0.0 if all(view.is_exact for view in views) else ROUNDING
         usual_loss = max(number(view.usual_loss) for view in views)
         groups = self._parts.groups
         judgement = judge(doubt.unexpected, results, groups, rounding, usual_loss)
-        if self._mode == "report_determinism_stats" or not self._step_news.has(judgement):
+        if is_counted or not self._step_news.has(judgement):
             return _ACCEPTED
         assert judgement is not None
         self._actions.report_judgement(doubt, judgement, results, self._examination.places)
         return self._actions.act(doubt, judgement, is_judged=True, put_back=self._put_back)
 
-    def _compare_replicas(self, step: int) -> StepDecision:
-        """Read the hashes that were begun some steps ago, and act if replicas differ."""
-        judgement = self._replicas.finish()
-        if not self._replica_news.has(judgement):
-            self._equal_at = self._hashed_at if judgement is None else self._equal_at
+    def _act_on_replicas(self, step: int, judgement: ResultJudgement | None) -> StepDecision | None:
+        """Act if replicas differ; None if they do not."""
+        is_news = self._replica_news.has(judgement)
+        if judgement is None:
+            self._equal_at = self._hashed_at
+            return None
+        if not is_news:
             return _ACCEPTED
-        assert judgement is not None
         (case,) = self._agreement.ranks.follow([new_case()], list[str])
-        unexpected = UnexpectedResult("replicas_differ", 0.0, None, None, self._equal_at)
-        doubt = StepCase(case=case, step=step, unexpected=unexpected, ranks=judgement.ranks)
+        nan = float("nan")
+        unexpected = UnexpectedResult("replicas_differ", nan, None, None, self._equal_at)
+        doubt = StepCase(
+            case=case, step=step, present=step, unexpected=unexpected, ranks=judgement.ranks
+        )
         self._actions.report_suspicion(doubt)
         self._actions.report_judgement(doubt, judgement, (), self._examination.places)
         return self._actions.act(doubt, judgement, is_judged=True, put_back=self._put_back)
@@ -343,25 +366,23 @@ class Numerics:
         return self._actions.act(doubt, judgement, is_judged=False, put_back=self._put_back)
 
     def _put_back(self) -> None:
-        """Make the state as it was before the step."""
-        if self._before is not None:
-            self._before.put_back()
+        """Make the state as it was before the step, which comes again."""
+        self._present.put_back()
         if self._batches is not None:
             self._batches.again()
-        for scaler in self._parts.scalers:
-            scaler._per_optimizer_states.clear()  # noqa: SLF001 - it has seen the refused step
 
     def _view(self, step: int, sighting: "_Sighting | None") -> LocalView:
         is_present = sighting is None or sighting.step == step
         seen = sighting.unexpected if sighting else None
         return LocalView(
             case=new_case(),
+            step=step if sighting is None else sighting.step,
             signal=seen.signal if seen else "",
             value=bits(seen.value) if seen else 0,
             low=bits(seen.low) if seen and seen.low is not None else None,
             high=bits(seen.high) if seen and seen.high is not None else None,
             moved_at=seen.moved_at if seen else 0,
-            calls=len(self._calls) if is_present else 0,
+            calls=len(self._present.calls) if is_present else 0,
             usual_loss=bits(self._watch.usual_loss),
             is_exact=torch.are_deterministic_algorithms_enabled(),
         )
@@ -388,39 +409,6 @@ class _News:
         self._times = self._times + 1 if last == self._last else 1
         self._last = last
         return last is not None and self._times <= _ALIKE_MOST
-
-
-class _StepNumbers:
-    """The number of the step that is being made; a refused step does not count."""
-
-    def __init__(self, session: "Session") -> None:
-        self._session = session
-        self._made = session.steps_made
-        self._counted: int | None = None
-        """What the session had counted when the last step was decided."""
-        self._refused = False
-
-    def next_step(self) -> int:
-        """The step that is being made."""
-        self.settle()
-        counted = self._session.steps_made
-        return (self._made if counted == self._counted else counted) + 1
-
-    def made(self, step: int) -> None:
-        """The step counts."""
-        self._made, self._counted = step, self._session.steps_made
-
-    def refused(self, made: int) -> None:
-        """Go on after step `made`; the script's call after the refused step does not count."""
-        self._made = self._counted = made
-        self._refused = True
-        self._session._step = made - 1  # noqa: SLF001 - one package
-
-    def settle(self) -> None:
-        """The refused step is over, whether the script has counted it or not."""
-        if self._refused:
-            self._refused = False
-            self._session._step = self._made  # noqa: SLF001 - one package
 
 
 def _batches_of(

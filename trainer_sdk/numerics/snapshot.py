@@ -1,5 +1,6 @@
 """What a step can change before its optimizer steps: random states, buffers and gradients."""
 
+import ctypes
 import random
 import sys
 from collections import defaultdict
@@ -14,6 +15,7 @@ from trainer_sdk.numerics.replica_hash import local_part
 from trainer_sdk.numerics.unsharded import unsharded_parameters
 
 GROUPS_MOST = 64
+_MT19937_BYTES = 625 * 4
 _SMALL = 1 << 16
 """Buffers with at most this many elements are always copied: kernels of BatchNorm change theirs
 without a new version."""
@@ -40,6 +42,12 @@ class TrainingParts:
         self._present: list[Tensor | None] = []
         self._reused: _SmallBuffers | None = None
         self._large: dict[int, tuple[Tensor, int, Tensor]] = {}
+
+    def name_groups(self, groups: list[str]) -> None:
+        """Use these names of groups, which contain the present ones."""
+        places = [groups.index(name) for name in self.groups]
+        self.group_of = {name: places[group] for name, group in self.group_of.items()}
+        self.groups = groups
 
     def parameters(self) -> Iterable[Tensor]:
         """All parameters that may have a gradient."""
@@ -110,8 +118,7 @@ class RandomStates:
     def __init__(self) -> None:
         self.python = random.getstate()
         self.torch = torch.get_rng_state()
-        numpy = sys.modules.get("numpy")
-        self.numpy = numpy.random.get_state() if numpy else None
+        self.numpy = _numpy_state() if "numpy" in sys.modules else None
         is_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         self.cuda = torch.cuda.get_rng_state() if is_cuda else None
 
@@ -123,6 +130,31 @@ class RandomStates:
             sys.modules["numpy"].random.set_state(self.numpy)
         if self.cuda is not None:
             torch.cuda.set_rng_state(self.cuda)
+
+
+class _NumpyState:
+    """The last state of numpy's generator: reading it costs more than all others together."""
+
+    generator: Any = None
+    address = 0
+    octets = b""
+    state: Any = None
+
+
+def _numpy_state() -> Any:
+    random_of: Any = sys.modules["numpy"].random
+    generator = random_of.get_bit_generator()
+    if not isinstance(generator, random_of.MT19937):
+        return random_of.get_state()
+    last = _NumpyState
+    if last.generator is not generator:
+        last.generator, last.state = generator, None
+        last.address = generator.ctypes.state_address
+    octets = ctypes.string_at(last.address, _MT19937_BYTES)
+    # Without a normal number in store, each draw moves the generator.
+    if last.state is None or last.state[3] or octets != last.octets:
+        last.octets, last.state = octets, random_of.get_state()
+    return last.state
 
 
 class Snapshot:

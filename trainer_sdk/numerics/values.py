@@ -25,16 +25,20 @@ class StepReader:
 
     def __init__(self, *, waits: bool) -> None:
         self._waits = waits
+        self.is_late = False
+        """Whether the values of the last step were on a GPU, and arrive while the next is made."""
         self._coming: deque[tuple[int, list[Any], Any, float | None]] = deque()
 
     def add(self, step: int, loss: Any, grad_norm: Any, lr: float | None) -> None:
         """Take the values of a step; those on a GPU are copied in the background."""
         values = [_scalar("loss", loss), _scalar("grad_norm", grad_norm)]
         event = None
+        self.is_late = False
         if not self._waits and any(isinstance(value, Tensor) for value in values):
             values = [_copied(value) if isinstance(value, Tensor) else value for value in values]
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
+            self.is_late = True
         self._coming.append((step, values, event, lr))
 
     def arrived(self) -> list[StepValues]:

@@ -54,7 +54,7 @@ CASES = [
     Case(name="persistent scale", fault="scale", is_persistent=True, choices=CHECKED),
     Case(name="persistent gradient", fault="gradient", is_persistent=True, choices=CHECKED),
     Case(name="observed nan", fault="nan", choices={"mode": "observe"}),
-    Case(name="replica", fault="parameter", choices={"mode": "observe", "hash_every": 2}),
+    Case(name="replica", fault="parameter", choices={"mode": "observe", "hash_every": 1}),
     Case(name="undisturbed micro", choices={"mode": "disabled"}, micro_batches=2),
     Case(name="transient micro", fault="scale", choices=CHECKED, micro_batches=2),
     Case(
@@ -74,7 +74,7 @@ class Device:
     @torch.no_grad()
     def keep(self, module: nn.Module) -> None:
         """Keep the parameters, or change a bit of one."""
-        if self._is_due and self.step == FAULTY_STEP and self._case.fault == "parameter":
+        if self._is_due and self.step == 2 and self._case.fault == "parameter":
             parameter = next(module.parameters())
             local = getattr(parameter, "_local_tensor", parameter)
             local.view(torch.int32).view(-1)[0] ^= 1 << 20

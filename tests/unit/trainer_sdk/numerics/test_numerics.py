@@ -1,8 +1,10 @@
 """The loop of a training with one rank: what counts, what comes again, what is reported."""
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -21,7 +23,7 @@ def watch() -> Iterator[Watch]:
         yield watching
 
 
-def numerics(batches: Any = (), **choices: Any) -> Numerics:
+def made(batches: Any = (), **choices: Any) -> Numerics:
     return Numerics(session(), {"model": nn.Linear(2, 1)}, batches, **choices)
 
 
@@ -33,7 +35,7 @@ def events(watch: Watch) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("counts", [True, False])
 def test_a_refused_step_comes_again_and_does_not_count(watch: Watch, *, counts: bool) -> None:
     run, given, faults = session(), [], [NAN]
-    training = numerics([10, 11, 12], mode="validate_results")
+    training = made([10, 11, 12], mode="validate_results")
     for batch in training:
         given.append(batch)
         values = [faults.pop() if batch == 11 and faults else 1.0]
@@ -50,7 +52,7 @@ def test_a_refused_step_comes_again_and_does_not_count(watch: Watch, *, counts: 
 
 def test_micro_batches_come_again_together(watch: Watch) -> None:
     given: list[int] = []
-    training = numerics(range(4), mode="validate_results")
+    training = made(range(4), mode="validate_results")
     for batch in training:
         given.append(batch)
         is_first = given.count(3) == 1 and batch == 3
@@ -63,8 +65,24 @@ def test_micro_batches_come_again_together(watch: Watch) -> None:
     assert session().steps_made == 2
 
 
+def test_what_the_loop_draws_is_drawn_again(watch: Watch) -> None:
+    drawn: dict[tuple[int, int], list[float]] = {}
+    training = made(range(4), mode="validate_results")
+    for batch in training:
+        values = [float(torch.rand(1)), random.random(), float(numpy.random.normal())]
+        tries = sum(number == batch for number, _ in drawn)
+        drawn[batch, tries] = values
+        state = [NAN if (batch, tries) == (1, 0) else 1.0]
+        training.compute(lambda state=state: state.pop() if state else 1.0)
+        if batch % 2:
+            training.accepts(loss=NAN if (batch, tries) == (1, 0) else 1.0)
+    assert drawn[0, 0] == drawn[0, 1]
+    assert drawn[1, 0] == drawn[1, 1]
+    assert drawn[2, 0] not in (drawn[0, 0], drawn[1, 0])
+
+
 def test_values_that_come_again_are_accepted(watch: Watch) -> None:
-    training = numerics(range(2), mode="validate_results")
+    training = made(range(2), mode="validate_results")
     for _ in training:
         training.compute(lambda: NAN)
         assert training.accepts(loss=NAN)
@@ -78,7 +96,7 @@ def test_a_training_without_numbers_from_the_start_is_not_run_again_for_ever(wat
         calls.append(number)
         return NAN
 
-    training = numerics(range(10), mode="validate_results")
+    training = made(range(10), mode="validate_results")
     for number in training:
         training.compute(compute, number)
         training.accepts(loss=NAN)
@@ -87,7 +105,8 @@ def test_a_training_without_numbers_from_the_start_is_not_run_again_for_ever(wat
 
 
 def test_disabled_does_nothing(watch: Watch) -> None:
-    training = numerics([torch.ones(1)], mode="disabled")
+    assert made(mode="disabled").state_dict() == {}
+    training = made([torch.ones(1)], mode="disabled")
     for batch in training:
         assert training.compute(lambda values: values * 2, batch) == 2
         assert training.accepts(loss=NAN)
@@ -95,13 +114,13 @@ def test_disabled_does_nothing(watch: Watch) -> None:
 
 
 def test_what_is_not_a_number_does_not_end_the_training(watch: Watch) -> None:
-    training = numerics()
+    training = made()
     for value in ("loss", torch.ones(3), None, [1.0], Tensor()):
         assert training.accepts(loss=value, grad_norm=value)
 
 
 def test_values_and_their_band_are_shown(watch: Watch) -> None:
-    training = numerics()
+    training = made()
     for number in range(80):
         training.accepts(loss=2.0 + number % 3 * 0.1, grad_norm=torch.tensor(1.0))
     assert watch.values["loss"] == 2.1
@@ -110,17 +129,17 @@ def test_values_and_their_band_are_shown(watch: Watch) -> None:
 
 
 def test_statistics_go_on_after_a_restart(watch: Watch) -> None:
-    first = numerics()
+    first = made()
     for number in range(80):
         first.accepts(loss=2.0 + number % 3 * 0.1)
-    second = numerics()
+    second = made()
     second.load_state_dict(first.state_dict())
     second.accepts(loss=2000.0)
     assert events(watch) == [("suspected", "")]
 
 
 def test_an_unexpected_step_stops_the_job_if_that_is_wanted(watch: Watch) -> None:
-    training = numerics(range(2), mode="validate_results", unexpected="stop")
+    training = made(range(2), mode="validate_results", unexpected="stop")
     with pytest.raises(SystemExit) as ended:
         for _ in training:
             training.compute(lambda: NAN)
@@ -143,7 +162,7 @@ def test_an_unexpected_step_stops_the_job_if_that_is_wanted(watch: Watch) -> Non
 )
 def test_a_wrong_choice_is_one_clear_line(choices: dict[str, Any], text: str) -> None:
     with pytest.raises((TypeError, ValueError), match=text) as raised:
-        numerics(**choices)
+        made(**choices)
     assert "\n" not in str(raised.value)
 
 
