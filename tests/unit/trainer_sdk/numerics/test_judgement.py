@@ -200,7 +200,7 @@ def test_nobody_is_named_where_no_result_can_be_reproduced() -> None:
 
 
 def test_nobody_is_named_where_no_peer_can_reproduce() -> None:
-    results = [replace(each, elsewhere=result(2.1 + each.rank / 10)) for each in ranks(4)]
+    results = [replace(each, elsewhere=result(3.0 + each.rank)) for each in ranks(4)]
     assert kind_of(judge(DIFFERS, results, GROUPS)) == ("not_reproducible_and_not_local", ())
 
 

@@ -37,7 +37,13 @@ VALIDATE_EVERY = 50
 
 @pytest.mark.parametrize(
     ("steps", "seed"),
-    [(90, 7), pytest.param(8000, 11, marks=[pytest.mark.chaos, pytest.mark.timeout(1800)])],
+    [
+        (90, 7),
+        *(
+            pytest.param(2000, seed, marks=[pytest.mark.chaos, pytest.mark.timeout(900)])
+            for seed in (11, 12, 13, 14)
+        ),
+    ],
 )
 def test_a_healthy_training_is_not_blamed_on_a_rank(steps: int, seed: int) -> None:
     trainings = Trainings(list(HABITS.values()), seed)
@@ -103,9 +109,9 @@ def trained() -> Trainings:
 
 @pytest.mark.parametrize("is_exact", [True, False])
 def test_faults_of_a_rank_are_found_and_named(trained: Trainings, *, is_exact: bool) -> None:
-    """Results that are off by 0.1 % where bits count, by 10 % where sums are not the same."""
+    """Results that are off by 0.1 % where bits count, by half where sums are not the same."""
     dice = random.Random(9)
-    size = 1e-3 if is_exact else 1e-1
+    size = 1e-3 if is_exact else 0.5
     jobs = [job for job, habit in enumerate(trained.habits) if habit.is_exact == is_exact]
     right: Counter[bool] = Counter()
     runs: list[Step] = []
