@@ -126,11 +126,15 @@ class _UsedData(Batches[Any]):
         """The data of the present step."""
         return self._present
 
-    def span(self, since: int, step: int) -> Span | None:  # noqa: ARG002 - that of `use`
-        """The data from this step on; of all steps that are remembered, if it is older."""
-        if self._present is None:
+    def span(self, since: int, step: int) -> Span | None:
+        """The data from a step on to the present one; steps before this process used as much."""
+        present = self._present
+        if present is None:
             return None
-        return next(first for step, first in self._first if step >= since), self._present[1]
+        steps = [*self._first, (step, present[0])]
+        first, begin = next(each for each in steps if each[0] >= min(since, step))
+        before = max(first - since, 0) * (present[1] - present[0])
+        return max(begin - before, 0), present[1]
 
     def taken(self, step: int) -> None:
         """Nothing: no batch is kept."""

@@ -56,5 +56,14 @@ def test_with_keep_memory_it_loads_from_the_memory_of_the_node(
         shutil.rmtree(images, ignore_errors=True)
 
 
+@pytest.mark.matrix
+@pytest.mark.timeout(900)
+def test_a_batch_that_breaks_the_loss_is_gone_back_over_and_skipped(
+    titan: Path, tmp_path: Path
+) -> None:
+    """The suspect checkpoint is not loaded; no other batch is left out."""
+    launch("titan_numerics.py", str(tmp_path), PYTHONPATH=path_with(titan))
+
+
 def path_with(titan: Path) -> str:
     return os.pathsep.join(map(str, [ROOT, ROOT / "libs", ROOT / "services", titan]))
