@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.chaos.numerics_runs.drawing import Case
+from trainer_sdk.numerics.judgement import ROUNDING
 
 RankResult = dict[str, Any]
-_ROUNDING = 1e-2
 _LEAST = 0.99
 _MISSED, _MISJUDGED, _MISNAMED = "not detected", "judged", "named"
 _COUNTED = (_MISSED, _MISJUDGED, _MISNAMED)
@@ -147,7 +147,7 @@ def _has_effect(case: Case, results: Sequence[RankResult]) -> bool:
     first = (
         range(case.fault.step, _latest(case) + 1) if case.fault.is_persistent else [case.fault.step]
     )
-    least = 0.0 if case.is_exact else _ROUNDING
+    least = 0.0 if case.is_exact else ROUNDING
     return any(
         _apart(r[name].get(str(step)), r["undisturbed"][name].get(str(step))) > least
         for r in results

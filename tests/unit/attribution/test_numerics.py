@@ -1,12 +1,19 @@
 """Judgements of results that cannot be right become claims and verdicts."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from everstep.messages import CasesDocument, ErrorRecord, IncidentOpened, NumericsJudged
+from everstep.messages import (
+    CasesDocument,
+    ErrorRecord,
+    IncidentOpened,
+    NumericsJudged,
+    OutsideAct,
+)
 from everstep_services.attribution.domain.case_facts import JobCases
-from tests.unit.attribution.cases import about, case, exited, formed, lost_peer, raised
+from tests.unit.attribution.cases import NOON, about, case, exited, formed, lost_peer, raised
 from tests.unit.attribution.evidence import judged
 
 LEFT = tuple(raised(rank, "SystemExit", "17", exit_code=17, asks="stop") for rank in range(4))
@@ -122,3 +129,24 @@ def test_the_round_that_ended_because_of_a_result_has_its_judgement() -> None:
     of_round = cases.case("i2")
     assert of_round is not None
     assert [end.asks for end in of_round.ends] == ["stop"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "fields", "cause"),
+    [
+        ("flip_gradient", {"kind": "persistent"}, "injected"),
+        ("flip_reduced_gradient", {"kind": "replica_differs"}, "injected"),
+        ("poison_batch", {"kind": "correct_but_unexpected", "ranks": (0,)}, "injected"),
+        ("flip_gradient", {"kind": "persistent", "ranks": (2,)}, "gpu"),
+    ],
+)
+async def test_a_result_of_a_fault_on_purpose_blames_nobody(
+    fault: str, fields: dict[str, Any], cause: str
+) -> None:
+    long_before = NOON - timedelta(minutes=9)
+    act = OutsideAct(
+        act="injected", by="ann", reason=fault, fact="f", at=long_before, node="n1", rank=3
+    )
+    found = await judged(case(trigger="numerics", results=(result(**fields),), outside=(act,)), {})
+    assert found.cause == cause
+    assert bool(found.nodes) == (cause != "injected")

@@ -1,12 +1,14 @@
 """Claims from what people, schedulers and tests did to a training on purpose."""
 
 from collections.abc import Iterator
+from typing import get_args
 
 from everstep.incident_causes import IN_PROCESS, meaning_of
 from everstep.messages import Case, OutsideAct
 from everstep_services.attribution.analyzers.rank_ends import clean, first_ends
 from everstep_services.attribution.domain.claims import Claim
 from everstep_services.attribution.domain.event_order import CLOCKS_S, began_s
+from trainer_sdk.inject.catalog import NumericFault
 
 _SURE = 0.97
 _PERHAPS = 0.5
@@ -19,6 +21,8 @@ _RAISED = "InjectedError"
 _LASTING = frozenset(
     {"hang", "stall", "slow", "hold_gil", "stuck", "memory_leak", "gpu_sleep", "stop"}
 )
+_NUMERIC = frozenset(get_args(NumericFault))
+"""Faults that may be noticed only when replicas are compared next."""
 _SIGNALS = {
     "kill": "SIGKILL",
     "terminate": "SIGTERM",
@@ -98,6 +102,12 @@ def _shows(case: Case, act: OutsideAct) -> bool:
         nodes = {sign.node for sign in case.nodes if sign.sign in {"lost", "left"}}
         nodes |= {end.node for end in first_ends(case)} | {case.node or ""}
         return act.node in nodes and _is_in_its_time(case, act)
+    if act.reason in _NUMERIC:
+        is_later = act.at is not None and began_s(case, act.at) >= -CLOCKS_S
+        return is_later and any(
+            not result.ranks or act.rank in result.ranks or act.reason == "poison_batch"
+            for result in case.results
+        )
     own = [end for end in first_ends(case) if end.rank == act.rank]
     if own:
         signal = own[0].signal
