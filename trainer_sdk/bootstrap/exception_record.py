@@ -15,7 +15,7 @@ _TEXT_BYTES = 4096
 _TRACEBACK_BYTES = 65536
 _LONGEST_CHAIN = 16
 _ASKS = {16: "move", 17: "stop"}
-_ASKING = ("trainer_sdk.numerics", "megatron.core.rerun_state_machine")
+_ASKING = ("trainer_sdk.numerics.rollback", "megatron.core.rerun_state_machine")
 """The modules by which these exit codes are meant; in any other script they mean nothing."""
 _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 """Torch has a recorder of its own for NCCL."""

@@ -232,9 +232,13 @@ async def test_a_rank_that_is_ended_writes_its_stacks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("loaded", "code", "asks"),
-    [("trainer_sdk.numerics", 16, "move"), ("megatron.core.rerun_state_machine", 17, "stop"),
-     ("trainer_sdk.numerics", 18, ""), ("numpy", 16, "")],
-)  # fmt: skip
+    [
+        ("trainer_sdk.numerics.rollback", 16, "move"),
+        ("megatron.core.rerun_state_machine", 17, "stop"),
+        ("trainer_sdk.numerics.rollback", 18, ""),
+        ("numpy", 16, ""),
+    ],
+)
 async def test_an_exit_code_asks_for_something_only_where_it_is_meant(
     tmp_path: Path, loaded: str, code: int, asks: str
 ) -> None:

@@ -9,8 +9,8 @@ from trainer_sdk.checkpoint.image_folder import RestoredState
 from trainer_sdk.checkpoint.manifest import Identity
 
 
-def state(round: int, step: int) -> Identity:
-    return Identity(job="j", round=round, step=step, world_size=8, layout="l")
+def state(round: int, step: int, rollbacks: int = 0) -> Identity:
+    return Identity(job="j", round=round, step=step, world_size=8, layout="l", rollbacks=rollbacks)
 
 
 def sent_back(to: Identity, *, round: int) -> ImageSender:
@@ -37,6 +37,14 @@ def test_what_the_training_went_back_to_is_taken_though_a_newer_one_is_here() ->
     assert not course.refusal(state(1, 10), [state(1, 20)])
     assert course.refusal(state(1, 20), []) == "the training went back to step 10, before it"
     assert course.refusal(state(1, 9), [state(1, 10)]) == "a newer one is here"
+
+
+def test_a_step_that_is_saved_again_after_going_back_in_place_is_taken() -> None:
+    course, held = TrainingLine(), [state(1, 10), state(1, 20)]
+    course.hear(ImageSender(1, RestoredState(identity=state(1, 10), round=1, rollbacks=1)))
+    assert course.refusal(state(1, 20), held) == "the training went back to step 10, before it"
+    assert not course.refusal(state(1, 20, rollbacks=1), held)
+    assert min([*held, state(1, 12, rollbacks=1)], key=course.worth) == state(1, 20)
 
 
 def test_what_was_left_makes_room_before_what_the_training_goes_on_from() -> None:

@@ -63,3 +63,21 @@ def test_only_rank_0_reports_the_interval_and_only_if_it_is_chosen(
     assert told.events[0][1]["tier"] == "global"
     assert "(0 failures" in told.events[0][1]["reason"]
     assert all("saving every" in line for line in told.warned)
+
+
+def test_a_training_that_has_gone_back_saves_again_without_waiting_for_the_step_it_was_at(
+    clocks: Callable[[int, float], None],
+) -> None:
+    every = parse_every("10s")
+    estimate = IntervalEstimate(every, IntervalBounds(), failures=0, ran_s=0)
+    schedule = SaveSchedule(every, RankGroup(None), KeptReports(), estimate)
+    due: list[int] = []
+    for step in [*range(1, 50), *range(10, 30)]:
+        if due and step == 10:
+            schedule.gone_back()
+        clocks(0, 1.0)
+        if schedule.is_due(step, is_saving=False):
+            due.append(step)
+            schedule.saved(0.0)
+    assert due[-1] - due[-2] == 10
+    assert due[-1] < 30
