@@ -13,8 +13,8 @@ from tests.chaos.numerics_runs.runs import judged_runs
 from tests.chaos.numerics_runs.tally import Row, shortfalls, table
 
 SEEDS = os.environ.get("EVERSTEP_NUMERICS_SEEDS", "0:200")
-FEW = (5, 8, 19, 22, 33)
-"""One for each plan but the slowest, and for each kind of parallelism but the pipeline."""
+FEW = (8, 9, 10, 22, 23)
+"""Each kind of parallelism, and the plans but the slow ones."""
 
 
 def rows_of(seeds: "range | tuple[int, ...]", folder: Path) -> list[Row]:
@@ -29,7 +29,7 @@ def rows_of(seeds: "range | tuple[int, ...]", folder: Path) -> list[Row]:
 @pytest.mark.timeout(240)
 def test_a_few_trainings_are_judged_rightly(tmp_path: Path) -> None:
     rows = rows_of(FEW, tmp_path)
-    assert len({drawn(seed).plan for seed in FEW}) >= 4
+    assert len({drawn(seed).parallel for seed in FEW}) == 4
     assert not [str(row) for row in rows if row.faults]
 
 

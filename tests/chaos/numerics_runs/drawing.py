@@ -5,13 +5,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Parallel = Literal["ddp", "fsdp", "hsdp", "pipeline"]
-Plan = Literal["healthy", "validated", "periodic", "spike", "replicas", "poison"]
+Plan = Literal["healthy", "validated", "periodic", "spike", "replicas", "poison", "rollback"]
 
 _WARM = 52
 """After so many steps the statistics know what to expect."""
 _FOR_EVER_S = 86_400.0
 _PLANS: dict[Plan, int] = {
     "healthy": 6, "validated": 8, "periodic": 3, "spike": 4, "replicas": 4, "poison": 2,
+    "rollback": 2,
 }  # fmt: skip
 
 
@@ -130,10 +131,13 @@ def _replicas(dice: random.Random, case: Case) -> Case:
     most = 31 if name == "flip_parameter" else 10
     fault = InjectedFault(
         name=name, amount=dice.randint(2, most), rank=dice.randrange(case.world),
-        step=dice.randint(3, 7),
+        step=dice.randint(9, 13),
     )  # fmt: skip
-    choices = {"mode": "validate_results", "hash_every": 4}
-    return replace(case, steps=20, fault=fault, choices=choices)
+    choices: dict[str, Any] = {"mode": "validate_results", "hash_every": 4}
+    case = replace(case, steps=26, fault=fault, choices=choices)
+    if dice.random() < 0.5:
+        return case
+    return _saving(dice, replace(case, choices={**choices, "replica": "rollback"}))
 
 
 def _poison(dice: random.Random, case: Case) -> Case:
@@ -145,12 +149,19 @@ def _poison(dice: random.Random, case: Case) -> Case:
         step=dice.randint(_WARM + 3, _WARM + 9),
     )  # fmt: skip
     choices = {"mode": "validate_results", "unexpected": "skip"}
+    return _saving(dice, replace(case, steps=_WARM + 14, fault=fault, choices=choices))
+
+
+def _rollback(dice: random.Random, case: Case) -> Case:
+    fault = _computation(dice, case, step=dice.randint(7, 10))
+    choices = {"mode": "validate_results", "validate_every": 1, "transient": "rollback"}
+    return _saving(dice, replace(case, fault=fault, choices=choices))
+
+
+def _saving(dice: random.Random, case: Case) -> Case:
     return replace(
         case,
-        steps=_WARM + 14,
-        fault=fault,
-        choices=choices,
-        saves_every=dice.randint(3, 6),
+        saves_every=dice.randint(2, 5),
         # With FSDP each rank has its own running statistics, and a checkpoint has those of one.
         has_batch_norm=case.has_batch_norm and case.parallel == "ddp",
     )
@@ -158,7 +169,7 @@ def _poison(dice: random.Random, case: Case) -> Case:
 
 _DRAWS = {
     "healthy": _healthy, "validated": _validated, "periodic": _periodic, "spike": _spike,
-    "replicas": _replicas, "poison": _poison,
+    "replicas": _replicas, "poison": _poison, "rollback": _rollback,
 }  # fmt: skip
 
 

@@ -166,13 +166,14 @@ def _apart(first: float | None, second: float | None) -> float:
 
 def _continued(row: Row, results: Sequence[RankResult]) -> None:
     """Check that the training is as one that was never disturbed."""
-    fault = row.case.fault
-    is_mended = fault is None or (row.is_detected and not fault.is_persistent)
-    if row.case.plan == "poison":
+    case = row.case
+    if case.fault is None or case.plan in ("validated", "spike"):
+        is_mended = case.fault is None or (row.is_detected and not case.fault.is_persistent)
+    else:
         is_mended = row.rollbacks > 0
-        if row.is_detected and not is_mended:
-            row.faults.append("the poisoned batch was not skipped")
-    if not is_mended or row.case.plan == "replicas":
+    if case.saves_every and row.is_detected and not is_mended:
+        row.faults.append("the training has not gone back")
+    if not is_mended:
         return
     row.is_same = all(
         repr(r[name]) == repr(r["undisturbed"][name])
