@@ -164,6 +164,9 @@ def fault_request(
         raise BadFaultError(f"{fault.name} has no target, but {target!r} is given")
     if fault.target and not target and not fault.default_target:
         raise BadFaultError(f"{fault.name} needs a target: {fault.target}")
+    _, has_index, index = target.partition(":")
+    if "INDEX" in fault.target and has_index and not index.isdecimal():
+        raise BadFaultError(f"{fault.name} has no target {target!r}: it is {fault.target}")
     return FaultRequest(
         fault=fault,
         for_s=fault.default_s if for_s is None else for_s,

@@ -57,6 +57,10 @@ def test_a_numeric_fault_is_made_once_or_each_time_of_a_duration() -> None:
         ({"text": "slow", "amount": 0}, "slow cannot have an amount of 0: it is ms a step, from"),
         ({"text": "hang", "amount": 1}, "hang has no amount, but 1 is given"),
         ({"text": "flip_gradient", "amount": 64}, "flip_gradient cannot have an amount of 64"),
+        (
+            {"text": "flip_gradient", "target": "a:b"},
+            "flip_gradient has no target 'a:b': it is the",
+        ),
         ({"text": "poison_batch", "for_s": 3}, "poison_batch happens once: it cannot last for"),
         ({"text": "stall"}, "stall needs a target: the section"),
         ({"text": "kill", "target": "x"}, "kill has no target, but 'x' is given"),
