@@ -55,9 +55,10 @@ def test_a_result_that_comes_again_is_computed_on_another_node(
     assert (ended["state"], ended["rounds"]) == ("stopped", 2)
     assert cluster.state()["restarts"] == 0
     verdict = cluster.until_fact(
-        "verdict_reached", lambda body: body["incident"] == ended["incident"]
+        "verdict_reached",
+        lambda body: body["incident"] == ended["incident"] and body["cause"] == cause,
     )
-    assert (verdict["cause"], verdict["culprit_nodes"]) == (cause, nodes)
+    assert verdict.get("culprit_nodes", []) == nodes
 
 
 def test_a_result_that_does_not_come_again_stops_the_job(cluster: Cluster) -> None:

@@ -25,7 +25,7 @@ def result(kind: str, **fields: Any) -> NumericsJudged:
         "reason": "rank 3 has loss 9.5, again 9.5 and 9.5, elsewhere 2.25", "ranks": (3,),
         "node": "n1", "device": "GPU-5", "group": "layers.7", "incident": "i",
     }  # fmt: skip
-    return NumericsJudged(**about(), **(values | fields))
+    return NumericsJudged(**{**about(), **values, **fields})
 
 
 async def verdict(kind: str, **fields: Any) -> Any:
@@ -150,3 +150,15 @@ async def test_a_result_of_a_fault_on_purpose_blames_nobody(
     found = await judged(case(trigger="numerics", results=(result(**fields),), outside=(act,)), {})
     assert found.cause == cause
     assert bool(found.nodes) == (cause != "injected")
+
+
+@pytest.mark.parametrize("round_", [1, 2])
+def test_the_judgement_may_come_after_the_end_of_its_round(round_: int) -> None:
+    """An agent's facts may be late; and ranks that have moved judge their result in the next."""
+    cases = JobCases("j", CasesDocument())
+    cases.take(formed())
+    cases.take(opened("i2", "rendezvous"))
+    cases.take(formed(round_=2))
+    cases.take(opened("i1", "agent/n0", round=round_))
+    assert cases.take(result("persistent", incident="i1", round=round_)) == "i2", "judge it again"
+    assert [[it.kind for it in case.results] for case in cases.cases] == [["persistent"]] * 2

@@ -39,6 +39,8 @@ class KnownCheckpoint(Part, frozen=True, kw_only=True):
     """The evidence."""
     quarantined_by: str = ""
     """Who decided."""
+    suspected_for: str = ""
+    """Why its values may be wrong: a result was unexpected, and is not judged yet; empty if not."""
     pinned_by: str = ""
     """Who pinned the checkpoint; empty when nobody did."""
     pin_reason: str = ""
@@ -83,6 +85,21 @@ class Holding(Part, frozen=True, kw_only=True, array_like=True):
     """How many different parts restore the state; 1 where the node has all of it."""
 
 
+class UnjudgedResult(Part, frozen=True, kw_only=True):
+    """A result that cannot be right, and that nothing has explained yet."""
+
+    case: Name
+    """As in `numerics_suspected`."""
+    moved_at: Count
+    """Checkpoints of this step and of later ones are suspect."""
+    reason: str
+    """The result in words."""
+    signal: Name
+    """As in `numerics_suspected`."""
+    kind: Name = ""
+    """As in `numerics_judged`, once it was judged; empty before."""
+
+
 class CheckpointsDocument(DocumentBody, frozen=True, kw_only=True, tag="checkpoints_document.v1"):
     """All that the catalog knows of a job's checkpoints: any replica can continue from it.
 
@@ -105,6 +122,8 @@ class CheckpointsDocument(DocumentBody, frozen=True, kw_only=True, tag="checkpoi
     memory."""
     restored_step: Count | None = None
     """The step from which the newest round began."""
+    unjudged: tuple[UnjudgedResult, ...] = ()
+    """Results that cannot be right, the oldest first, at most 16."""
     degraded_at: Time | None = None
     """Since when the states in memory survive fewer node losses than wanted; None while they
     survive enough."""

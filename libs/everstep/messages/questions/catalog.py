@@ -53,6 +53,8 @@ class CheckpointPlace(Part, frozen=True, kw_only=True):
     """Retention must not delete the checkpoint."""
     is_quarantined: bool = False
     """The checkpoint must not be restored."""
+    is_suspect: bool = False
+    """Its values may be wrong: a result since an earlier step was unexpected, and is not judged."""
     is_missing: bool = False
     """The files are gone, and no fact reported that they were removed."""
     verified_at: Time | None = None

@@ -46,6 +46,7 @@ from everstep_services.attribution.domain.case_parts import (
     SHORT_MOST,
     TEXT_MOST,
     ended_again,
+    is_about,
     lost_together,
     names_node,
     node_sign,
@@ -363,7 +364,12 @@ class JobCases:
         if any(result.id == fact.id for result in case.results):
             return None
         short = replace(fact, reason=fact.reason[:TEXT_MOST], ranks=fact.ranks[:_SIGNS_MOST])
-        return self._changed(replace(case, results=(*case.results, short)[-_RESULTS_MOST:]))
+        changed = self._changed(replace(case, results=(*case.results, short)[-_RESULTS_MOST:]))
+        ended = [it for it in self.cases if it.trigger == NUMERICS and not it.is_of_agent]
+        of_round = next((it for it in reversed(ended) if is_about(it, fact)), None)
+        if of_round is None or of_round.incident == case.incident:
+            return changed
+        return self._changed(replace(of_round, results=(short,)))
 
     def _save_failed(self, fact: CheckpointFailed) -> str | None:
         return self._saves(fact, fact.stage, node=fact.node, rank=fact.rank)

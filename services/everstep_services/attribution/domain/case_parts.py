@@ -11,6 +11,7 @@ from everstep.messages import (
     Fact,
     IncidentExtended,
     NodeSign,
+    NumericsJudged,
     RankEnd,
     RankExited,
     RankStalled,
@@ -66,6 +67,14 @@ def ended_again(case: Case, round_: int) -> Case:
     if round_ <= max(case.round, case.last_round):
         return case
     return replace(case, last_round=round_, stopped=())
+
+
+def is_about(case: Case, fact: NumericsJudged) -> bool:
+    """Whether ranks ended the round of a case because of a result.
+
+    They may have moved to judge it in a later round, which has made no step yet.
+    """
+    return case.round == fact.round or (case.round < fact.round and case.outcome != "recovered")
 
 
 def lost_together(fact: IncidentExtended, signs: Iterable[NodeSign]) -> tuple[NodeSign, ...]:

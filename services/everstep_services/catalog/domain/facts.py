@@ -27,6 +27,9 @@ from everstep.messages import (
     NodeLeft,
     NodeLost,
     NodeReturned,
+    NumericsActed,
+    NumericsJudged,
+    NumericsSuspected,
     RejectedStep,
     ReplicaLost,
     ReplicaStored,
@@ -36,6 +39,7 @@ from everstep.messages import (
 )
 from everstep.messages.facts.stamp import FactStamp
 from everstep_services.catalog.domain.index import Change, Index
+from everstep_services.catalog.domain.unjudged import take_result, trust
 from trainer_sdk.checkpoint.storage.checkpoints import StoredCheckpoint
 
 READ: tuple[type[Fact], ...] = (
@@ -53,6 +57,9 @@ READ: tuple[type[Fact], ...] = (
     NodeLeft,
     NodeLost,
     NodeReturned,
+    NumericsActed,
+    NumericsJudged,
+    NumericsSuspected,
     ReplicaLost,
     ReplicaStored,
     RestoreFailed,
@@ -94,6 +101,10 @@ def apply(index: Index, fact: Fact, now: FactStamp) -> None:
     match fact:
         case CheckpointCommitted():
             _committed(index, fact)
+            index.suspect()
+        case NumericsSuspected() | NumericsJudged() | NumericsActed():
+            take_result(index, fact)
+            index.suspect()
         case ReplicaStored() | ReplicaLost() | ShardsWritten():
             _held(index, fact)
         case RoundFormed() | JobEnded():
@@ -148,6 +159,8 @@ def _judged(index: Index, fact: Fact) -> None:
         case CheckpointReleased():
             released = partial(replace, quarantined_for="", quarantine_reason="", quarantined_by="")
             index.change(fact.step, fact.tier, "", released)
+            trust(index, fact.step)
+            index.suspect()
         case CheckpointPinned():
             reason = fact.reason[:_TEXT_MOST]
             pinned = partial(replace, pinned_by=fact.by, pin_reason=reason)

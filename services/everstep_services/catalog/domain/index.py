@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable
 
+from msgspec.structs import replace
+
 from everstep.messages import CheckpointsDocument, Fact, Holding, KnownCheckpoint
 
 _CHECKPOINTS_MOST = 1000
@@ -28,6 +30,7 @@ class Index:
         self.round, self.slots = document.round, document.slots
         self.world_size = document.world_size
         self.restored_step = document.restored_step
+        self.unjudged = {result.case: result for result in document.unjudged}
         self.degraded_at = document.degraded_at
         self.survivable_losses = document.survivable_losses
         self.facts: list[Fact] = []
@@ -43,6 +46,7 @@ class Index:
             slots=self.slots,
             world_size=self.world_size,
             restored_step=self.restored_step,
+            unjudged=tuple(self.unjudged.values()),
             degraded_at=self.degraded_at,
             survivable_losses=self.survivable_losses,
             stream=stream,
@@ -84,6 +88,14 @@ class Index:
         """Apply `how` to each checkpoint of a step and tier; only to that at `path`, if given."""
         for checkpoint in self.of_step(step, tier, path):
             self.known[_key(checkpoint)] = how(checkpoint)
+
+    def suspect(self) -> None:
+        """Mark the checkpoints that were saved since an unjudged result began to show."""
+        for key, checkpoint in self.known.items():
+            since = (it for it in self.unjudged.values() if it.moved_at <= checkpoint.step)
+            why = next((it.reason for it in since), "")
+            if checkpoint.suspected_for != why:
+                self.known[key] = replace(checkpoint, suspected_for=why)
 
     def drop(self, checkpoint: KnownCheckpoint) -> None:
         """Forget a checkpoint."""

@@ -76,6 +76,7 @@ def place_of(checkpoint: KnownCheckpoint) -> CheckpointPlace:
         is_verified=checkpoint.is_good,
         is_pinned=bool(checkpoint.pinned_by),
         is_quarantined=bool(checkpoint.quarantined_for),
+        is_suspect=bool(checkpoint.suspected_for),
         is_missing=checkpoint.missing_since is not None,
         verified_at=checkpoint.verified_at,
         round=checkpoint.round,
@@ -125,6 +126,8 @@ def _peers(slot: int, held: Sequence[Holding], seats: Mapping[str, Seat]) -> Ite
 
 def _note(checkpoint: KnownCheckpoint) -> str:
     texts = [unfit(checkpoint), not_committed(checkpoint)]
+    if checkpoint.suspected_for:
+        texts.append(f"suspect: {checkpoint.suspected_for}")
     if checkpoint.pinned_by:
         texts.append(f"pinned by {checkpoint.pinned_by}: {checkpoint.pin_reason}")
     return "; ".join(filter(None, texts))

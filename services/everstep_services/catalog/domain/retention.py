@@ -73,13 +73,17 @@ def protection(
 
 
 def last_good(checkpoints: Iterable[KnownCheckpoint], root: str = "") -> KnownCheckpoint | None:
-    """The newest checkpoint that was read back and found good; in `root`, if it is given."""
+    """The newest checkpoint that was read back and found good; in `root`, if it is given.
+
+    One whose values are suspect is not good until the result that raised the suspicion is judged.
+    """
     return max(
         (
             checkpoint
             for checkpoint in checkpoints
             if checkpoint.tier == "global"
             and checkpoint.is_good
+            and not checkpoint.suspected_for
             and (not root or _root(checkpoint) == root)
         ),
         key=lambda checkpoint: checkpoint.step,

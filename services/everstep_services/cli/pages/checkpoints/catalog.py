@@ -155,6 +155,8 @@ def state_of(checkpoint: Record) -> str:
         state = "missing"
     elif losses is not None:
         state = f"survives {losses}"
+    elif checkpoint["is_suspect"]:
+        state = "suspect"
     else:
         state = "verified" if checkpoint["is_verified"] else "committed"
     return f"{state}, pinned" if checkpoint["is_pinned"] else state

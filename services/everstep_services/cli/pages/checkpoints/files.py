@@ -335,6 +335,7 @@ def _record(checkpoint: StoredCheckpoint) -> dict[str, Any]:
         "is_verified": False,
         "is_pinned": checkpoint.pinned is not None,
         "is_quarantined": checkpoint.quarantined is not None or bool(checkpoint.flaw),
+        "is_suspect": False,
         "is_missing": False,
         "has_data_position": manifest is not None and manifest.has_data_position,
         "manifest_hash": checkpoint.manifest_hash,

@@ -41,6 +41,10 @@ class Checkpoint(Answer):
     is_verified: bool = Field(description="It was read back, and every byte is what was saved.")
     is_pinned: bool
     is_quarantined: bool
+    is_suspect: bool = Field(
+        description="Its values may be wrong: an earlier step had an unexpected result that is not "
+        "judged yet."
+    )
     is_missing: bool = Field(description="The files are gone, without a deletion on record.")
     has_data_position: bool
     manifest_hash: str | None = Field(description="The xxh3-128 of the manifest that is there.")
