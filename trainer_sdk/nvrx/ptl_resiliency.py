@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainer_sdk.checkpoint.rank_group import group_of_all
 from trainer_sdk.environment import environ
@@ -20,16 +20,9 @@ from trainer_sdk.nvrx.fault_tolerance import (
     WorkloadAction,
     WorkloadControlRequest,
 )
+from trainer_sdk.nvrx.ptl_straggler import Callback
 from trainer_sdk.nvrx.ptl_straggler import StragglerDetectionCallback as StragglerDetectionCallback
 from trainer_sdk.sdk_log import warn_once
-
-if TYPE_CHECKING:
-    Callback = object
-else:
-    try:
-        from lightning.pytorch import Callback
-    except ImportError:
-        from pytorch_lightning import Callback
 
 FINISHED_VARIABLE = "FAULT_TOL_FINISHED_FLAG_FILE"
 _FAULTS = ("random", "rank_killed", "rank_hung")
@@ -136,14 +129,12 @@ class _Monitored(Callback):
         self.fault_tol_client.shutdown_workload_monitoring()
         self.fault_tol_client = None
 
-    def on_load_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+    def on_load_checkpoint(self, *_: Any, **__: Any) -> None:
         """Note that the training has resumed."""
-        del args, kwargs
         self.has_loaded = True
 
-    def on_save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+    def on_save_checkpoint(self, *_: Any, **__: Any) -> None:
         """Note that the training saves."""
-        del args, kwargs
         self.has_saved = True
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
@@ -189,25 +180,17 @@ class _Monitored(Callback):
 class FaultToleranceCallback(_Monitored):
     """Heartbeats after each batch."""
 
-    def on_train_start(self, *args: Any, **kwargs: Any) -> None:
+    def on_train_start(self, *_: Any, **__: Any) -> None:
         """Beat."""
-        del args, kwargs
-        self._beat()
-
-    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
-        """Beat."""
-        del args, kwargs
-        self.iterations += 1
-        self._beat()
-
-    def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
-        """Beat."""
-        del args, kwargs
-        self._beat()
-
-    def _beat(self) -> None:
         if self.fault_tol_client is not None:
             self.fault_tol_client.send_heartbeat()
+
+    on_validation_batch_end = on_train_start
+
+    def on_train_batch_end(self, *_: Any, **__: Any) -> None:
+        """Beat, and count."""
+        self.iterations += 1
+        self.on_train_start()
 
     def _update(self, *, is_final: bool) -> None:
         is_typical = self.has_loaded and self.has_saved and self.iterations >= _LEAST_ITERATIONS
@@ -260,19 +243,16 @@ class FaultToleranceSectionsCallback(_Monitored):
         self.fault_tol_client.start_section("setup")
         self._is_setting_up = True
 
-    def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
+    def on_train_batch_start(self, *_: Any, **__: Any) -> None:
         """Leave the section `setup`."""
-        del args, kwargs
-        self._end_setup()
+        if self._is_setting_up and self.fault_tol_client is not None:
+            self._is_setting_up = False
+            self.fault_tol_client.end_section("setup")
 
-    def on_validation_batch_start(self, *args: Any, **kwargs: Any) -> None:
-        """Leave the section `setup`."""
-        del args, kwargs
-        self._end_setup()
+    on_validation_batch_start = on_train_batch_start
 
-    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
+    def on_train_batch_end(self, *_: Any, **__: Any) -> None:
         """Count."""
-        del args, kwargs
         self.iterations += 1
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
@@ -285,18 +265,13 @@ class FaultToleranceSectionsCallback(_Monitored):
         if request.action is WorkloadAction.ShutdownWorkload and self.autoresume:
             self._finish()
 
-    def _end_setup(self) -> None:
-        if self._is_setting_up and self.fault_tol_client is not None:
-            self._is_setting_up = False
-            self.fault_tol_client.end_section("setup")
-
     def _inside(self, call: Callable[..., Any], section: str) -> Callable[..., Any]:
         @wraps(call)
         def measured(*args: Any, **kwargs: Any) -> Any:
             client = self.fault_tol_client
             if client is None or (section == "checkpointing" and self._depth):
                 return call(*args, **kwargs)
-            self._end_setup()
+            self.on_train_batch_start()
             self._depth += 1
             client.start_section(section)
             try:
