@@ -10,7 +10,7 @@ from typing import Any
 from everstep_services.cli.errors import Exit
 from tests.e2e.cluster import Agent, Body, Cluster
 from tests.e2e.control_planes import Up
-from tests.e2e.processes import environment, python
+from tests.e2e.processes import SCRIPTS, environment, python
 from tests.waiting import WITHIN_S, until
 
 SCENARIO = """
@@ -86,6 +86,23 @@ def test_a_stopped_rank_is_announced_and_woken_and_a_killed_one_is_an_incident(
     cluster.until_stepping(2)
     opened = cluster.until_fact("incident_opened")
     assert injected(cluster, kill)["at"] <= opened["at"]
+
+
+def test_a_wrong_result_is_found_and_the_verdict_names_who_made_it(
+    cluster: Cluster, shared_up: Up
+) -> None:
+    script = (str(SCRIPTS / "validated.py"), str(cluster.folder))
+    cluster.run("--nproc-per-node", "2", "--allow-injection", *script)
+    cluster.until_stepping(1)
+    Operator(cluster, shared_up).injects("nan-activation", "--rank", "1")
+    judged = cluster.until_fact("numerics_judged")
+    assert (judged["kind"], judged["ranks"]) == ("transient", [1])
+    assert cluster.until_fact("numerics_acted")["action"] == "again"
+    verdict = cluster.until_fact("verdict_reached")
+    assert (verdict["cause"], verdict["kind"]) == ("injected", "nan_activation")
+    assert not verdict.get("culprit_nodes")
+    cluster.finish()
+    cluster.until_done()
 
 
 def test_an_agent_is_cut_off_and_told_a_wrong_time_and_both_are_undone(
