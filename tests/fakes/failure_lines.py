@@ -202,7 +202,7 @@ RAISED: Mapping[str, Sequence[str]] = {
         "limit: 232448. Reducing block sizes or `num_stages` may help.",
     ),
     "silent_corruption": (
-        "RuntimeError: Rank {rank}, node {node}, device 2, iteration #8: Possible persistent error!!",
+        "RuntimeError: Rank {rank}, node {node}, device 2, iteration #8: Possible transient error!!",
     ),
 }
 """Classes that end a rank with an exception of its own."""

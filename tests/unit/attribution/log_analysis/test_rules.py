@@ -82,6 +82,10 @@ LINES = [
         "silent_corruption",
         "RuntimeError: Rank 3, node n1, device 2, iteration #8: Possible persistent error!!",
     ),
+    (
+        "silent_corruption",
+        "Rank 3, node n1, device 2, iteration #8: Possible transient error!!",
+    ),
 ]
 
 
@@ -299,3 +303,11 @@ def test_a_line_means_no_more_than_it_says(
     report = analyze_files([path]).report()
     assert report.cause is not None
     assert (report.cause.domain, report.cause.means) == (domain, means)
+
+
+def test_the_gpu_that_megatron_calls_broken_is_that_of_the_run_before() -> None:
+    """The line names the node on which the result was right."""
+    line = "Rank 3, node n1, device 2, iteration #8: Possible {} error!!"
+    here = [shipped().match(line.format(kind)) for kind in ("transient", "persistent")]
+    assert [match and match.groups.get("node") for match in here] == ["n1", None]
+    assert [match and match.groups.get("rank") for match in here] == ["3", "3"]
