@@ -24,6 +24,8 @@ amount = 20
 for_s = 0.5
 after_s = 0.1
 """
+_IMPORTS_S = 240.0
+"""Two ranks import torch, and make a group."""
 NOT_YET = (FileNotFoundError, ValueError)
 """There is no file, or nothing in it."""
 
@@ -93,7 +95,7 @@ def test_a_wrong_result_is_found_and_the_verdict_names_who_made_it(
 ) -> None:
     script = (str(SCRIPTS / "validated.py"), str(cluster.folder))
     cluster.run("--nproc-per-node", "2", "--allow-injection", *script)
-    cluster.until_stepping(1)
+    cluster.until_stepping(1, _IMPORTS_S)
     Operator(cluster, shared_up).injects("nan-activation", "--rank", "1")
     judged = cluster.until_fact("numerics_judged")
     assert (judged["kind"], judged["ranks"]) == ("transient", [1])
