@@ -16,10 +16,11 @@ MODULES = {
         *["RestoreError", "Restored", "RngState", "SaveError", "SaveHandle", "Timeouts"],
         *["async_save", "wait_for_files"],
     ],
+    "trainer_sdk.numerics": ["NumericsPolicy"],
 }
 MEMBERS = {
     "trainer_sdk:Session": [
-        *["begin", "close", "end", "end_all", "heartbeat", "is_watched", "pause"],
+        *["begin", "close", "end", "end_all", "heartbeat", "is_watched", "numerics", "pause"],
         *["report", "report_to_tensorboard", "report_to_wandb", "request", "resume", "section"],
         *["should_save", "should_stop", "start_at"],
         *["step", "steps_made", "time_device", "trace_kernels", "warm_up"],
@@ -36,6 +37,10 @@ MEMBERS = {
             "step",
         ],
         *["unfinished"],
+        *["acts", "course", "roll_back"],  # called by `Numerics`
+    ],
+    "trainer_sdk.numerics.numerics:Numerics": [
+        *["accepts", "compute", "load_state_dict", "may_be_absent", "state_dict"],
     ],
     "trainer_sdk.checkpoint:FileSaver": [
         *["close", "maybe_finalize", "schedule", "schedule_content", "unfinished"]
