@@ -1,5 +1,6 @@
 """Runs an unexpected step again, here and elsewhere, and gathers what all ranks have computed."""
 
+import math
 from collections.abc import Sequence
 
 from trainer_sdk.numerics.agreement import (
@@ -78,7 +79,8 @@ class StepExamination:
 def joined_results(gathered: Sequence[SentResults], peers: StepPeers) -> list[RankResults]:
     """The results of all ranks, each next to what another one computed of its step."""
     # The gradients were reduced over ranks: a difference says nothing about this very rank.
-    apart = max(number(sent.deviation) for sent in gathered)
+    deviations = [number(sent.deviation) for sent in gathered]
+    apart = 0.0 if any(map(math.isnan, deviations)) else max(deviations)
     # Something between the gradients that ranks have seen and their sum was wrong.
     is_unseen = all(sent.first == sent.again[0] for sent in gathered)
     joined = []

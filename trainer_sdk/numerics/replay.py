@@ -129,7 +129,8 @@ def deviation(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -
     """How far gradients are from a multiple of others, relative to their norm.
 
     The first may have been clipped, which is why a factor does not count; what the clipping rounds
-    off does not count either.
+    off does not count either. NaN if the second have no finite norm: to clip by such a norm leaves
+    nothing of the first that could be compared.
     """
     pairs = [
         (local(one).float(), local(other).to(one.device).float(), torch.finfo(one.dtype).eps)
@@ -139,8 +140,10 @@ def deviation(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -
     dots = sum(float((one.double() * other.double()).sum()) for one, other, _ in pairs)
     squares = sum(float(square_sum(other)) for _, other, _ in pairs)
     firsts = sum(float(square_sum(one)) for one, _, _ in pairs)
-    if not math.isfinite(firsts) or not math.isfinite(squares):
-        return 0.0 if math.isfinite(firsts) == math.isfinite(squares) else math.inf
+    if not math.isfinite(squares):
+        return math.nan
+    if not math.isfinite(firsts):
+        return math.inf
     if not firsts or not squares:
         return 0.0 if firsts == squares else math.inf
     factor = dots / squares
