@@ -7,6 +7,7 @@ differ from those of a training that never saw the batches. Each rank of each la
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import warnings
@@ -20,11 +21,13 @@ import torch
 import torch._dynamo  # each training would import it with its first optimizer
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader
 
-from tests.checkpoint_helpers.exact_training import BATCH, LAST, Case, Training
+from tests.checkpoint_helpers.exact_training import BATCH, LAST, SIZE, Case, Training
 from trainer_sdk import layout
 from trainer_sdk.checkpoint import checkpointer
 from trainer_sdk.checkpoint.checkpointer import Checkpointer
+from trainer_sdk.checkpoint.data import PositionedSampler
 from trainer_sdk.checkpoint.restore import restorer
 from trainer_sdk.numerics.data import Batches
 from trainer_sdk.numerics.rollback import Rollback
@@ -55,11 +58,21 @@ class Trial(NamedTuple):
     """`global`, `memory` or `both`."""
     ranks: int = 2
     kill: str = ""
+    later: int = 0
+    """The number of ranks after the kill, if it is another one."""
 
     @property
     def case(self) -> Case:
         buckets = "kept" if self.ranks > 2 else "made_anew"
-        return Case(self.loader, self.workers, "all", ranks=self.ranks, buckets=buckets)
+        persistent = self.workers > 0 and self.tier == "both"
+        return Case(
+            self.loader,
+            self.workers,
+            "all",
+            persistent=persistent,
+            ranks=self.ranks,
+            buckets=buckets,
+        )
 
 
 class ShardedTraining(Training):
@@ -74,6 +87,27 @@ class ShardedTraining(Training):
 
 def training_of(trial: Trial) -> Training:
     return (ShardedTraining if trial.sharding == "fsdp2" else Training)(trial.case)
+
+
+def by_hand(trial: Trial, folder: Path) -> None:
+    """Go on from the same checkpoint, with the samples of each batch counted out."""
+    training = training_of(trial)
+    with Checkpointer(folder / "root", job="back") as saves:
+        saves.restore(training.state, step=BACK_TO)
+    unit = BATCH * 2
+    bad = range((MOVED_AT - 1) * unit, SEEN_AT * unit)
+    sampler = PositionedSampler(SIZE, batch_size=1, seed=3, place=(0, 1))
+    stream = [sample for at, [sample] in zip(range(1000), sampler, strict=False) if at not in bad]
+    begin = BACK_TO * unit + BATCH * training.rank
+    batches = [
+        stream[at : at + BATCH] for at in range(begin, len(stream) - BATCH, BATCH * trial.ranks)
+    ]
+    before = torch.get_rng_state()
+    loader = iter(DataLoader(training.loader.dataset, batch_sampler=batches))
+    torch.set_rng_state(before)  # it has drawn a seed for workers
+    for step, batch in zip(range(BACK_TO + 1, LAST + 1), loader, strict=False):
+        training.make(step, batch)
+        tell(folder, step, training.losses[step])
 
 
 def generators() -> tuple[Any, ...]:
@@ -117,7 +151,8 @@ def launched(trial: Trial, folder: Path) -> None:
     step = 0 if found is None else found.step
     rollback = Rollback(training.state, session(), checkpointer=saves)
     batches = Batches(training.loader, training.state, rollback.skips.spans)
-    unit = BATCH * trial.ranks if trial.loader.startswith("positioned") else 1
+    first_ranks = 2 if trial.later else trial.ranks
+    unit = BATCH * first_ranks if trial.loader.startswith("positioned") else 1
     tell(folder, -1, str(step))
     for batch in given(trial, training, batches, step):
         step += 1
@@ -227,17 +262,24 @@ def tried(trial: Trial, place: Path) -> dict[str, Any]:
     assert launch(trial, wanted, 0, never_saw)
     launches = 1
     (folder / "images/offer.json").write_text('{"round": 99, "complete": true}')
-    while not launch(trial, folder, launches, launched):
+    present = trial
+    while not launch(present, folder, launches, launched):
         launches += 1
+        present = trial._replace(ranks=trial.later or trial.ranks)
         assert launches < 4
+    if trial.later:
+        shutil.copytree(folder / "root", wanted / "root")
+        assert launch(present, wanted, 9, by_hand)
     apart = []
-    for rank in range(trial.ranks):
+    for rank in range(present.ranks):
         losses = dict(told(folder, rank))
         losses.pop(-1)
-        apart += [step for step, loss in told(wanted, rank) if losses.pop(step) != loss]
-        apart += losses
+        right = dict(told(wanted, rank))
+        apart += [
+            step for step in losses.keys() | right.keys() if losses.get(step) != right.get(step)
+        ]
     began = [int(step) for number, step in told(folder, 0) if number == -1]
-    where = folder / ("images" if trial.tier == "memory" else "root")
+    where = folder / ("images/own/rank-0" if trial.tier == "memory" else "root")
     acts = json.loads((where / "numerics.json").read_text())["acts"]
     spans = [act["samples"] for act in acts]
     return {"differing": apart, "launches": launches, "began": began, "spans": spans}

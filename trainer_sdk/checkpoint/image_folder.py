@@ -26,6 +26,8 @@ ASIDE_INDEX = "index.aside.json"
 """The index that was put aside. It is removed when another state is written over the image."""
 RESTORED = "restored.json"
 """Next to a rank's own images: the state from which the training has continued."""
+NUMERICS = "numerics.json"
+"""Next to checkpoints, or to the images of rank 0 if there are no others: see `Skips`."""
 ON_DISK = "disk"
 Document = TypeVar("Document")
 _PIECE_BYTES = 64 << 20

@@ -6,16 +6,15 @@ and it quarantines what the roll-back had no time for.
 """
 
 from collections.abc import Sequence
-from typing import Final
 
 import msgspec
 
 from everstep.hashing import hash_of
+from trainer_sdk.checkpoint.image_folder import NUMERICS
 from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.storage import Storage, StorageError
 from trainer_sdk.checkpoint.storage.port import MissingError
 
-NUMERICS: Final = "numerics.json"
 _VERSION = 1
 Positions = tuple[int, int]
 """Data positions `[from, to)`."""

@@ -1,5 +1,6 @@
 """Acts on a judged step, with real checkpoints: go back, leave nodes, move, stop."""
 
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ import torch
 from tests.checkpoint_helpers.saved_by import UNHURRIED
 from trainer_sdk import layout, session
 from trainer_sdk.checkpoint import Checkpointer, RestoreError
+from trainer_sdk.checkpoint.image_folder import NUMERICS
 from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.storage import storage_for
 from trainer_sdk.checkpoint.storage.checkpoints import stored_checkpoints
 from trainer_sdk.numerics.data import Batches
 from trainer_sdk.numerics.rollback import RestartNeededError, Rollback, record
-from trainer_sdk.numerics.skips import NUMERICS, ActRecord, Skips
+from trainer_sdk.numerics.skips import ActRecord, Skips
 from trainer_sdk.testing import Watch, watched
 from trainer_sdk.wire import Requested
 
@@ -110,6 +112,24 @@ def test_a_step_saved_again_after_going_back_is_a_new_checkpoint(root: Path) -> 
     assert restored(root) == 4
     [before] = (root / ".replaced").glob("step-000000004-*")
     assert (before / "quarantined.json").exists()
+
+
+def test_without_a_root_the_record_lasts_as_long_as_the_images() -> None:
+    def opened_in_memory() -> Checkpointer:
+        return Checkpointer(memory_every=1, job=job, timeouts=UNHURRIED)
+
+    job, state = f"rolled-{uuid.uuid4().hex}", state_of(2)
+    batches: Batches[int] = Batches([1], {})
+    saves = opened_in_memory()
+    saves.save(2, state, wait=True)
+    rollback = Rollback(state, session(), checkpointer=saves)
+    went = rollback.back_to(3, batches, case="c", step=3, reason="it is nan", samples=(20, 30))
+    assert went.to_step == 2
+    saves._close(abort=False, is_failing=True)
+    with opened_in_memory() as saves:
+        assert saves.acts().spans == ((20, 30),)
+    with opened_in_memory() as saves:
+        assert saves.acts().spans == ()
 
 
 @pytest.mark.parametrize("action", ["exclude", "stop"])

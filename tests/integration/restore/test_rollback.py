@@ -29,6 +29,7 @@ def check(trials: list[Trial], folder: Path) -> None:
 def test_losses_are_those_of_a_training_that_never_saw_the_batches(tmp_path: Path) -> None:
     trials = [
         Trial("positioned", 2, "ddp", "memory"),
+        Trial("positioned", 2, "ddp", "both"),
         Trial("positioned", 0, "fsdp2", "global"),
         Trial(LOADERS[-1], 0, "ddp", "both"),
         Trial(LOADERS[-1], 2, "fsdp2", "global", ranks=1),
@@ -59,6 +60,7 @@ def test_a_kill_at_any_point_neither_skips_twice_nor_restores_a_suspect(tmp_path
         Trial(LOADERS[-1], tier="global", kill="quarantined"),
         Trial("positioned", 2, tier="memory", kill="restored"),
         Trial(LOADERS[-1], tier="both", kill="stepped"),
+        Trial("positioned", tier="global", kill="stepped", later=3),
     ]
     assert {trial.kill for trial in trials} == {*KILLS, "stepped"}
     check(trials, tmp_path)

@@ -29,6 +29,7 @@ from trainer_sdk.checkpoint.restore.quarantine import (
 )
 from trainer_sdk.checkpoint.restore.restore import Restore, Restored
 from trainer_sdk.checkpoint.restore.target import LiveState
+from trainer_sdk.checkpoint.save.buffers import folder_of
 from trainer_sdk.checkpoint.schedule.interval import Every, IntervalBounds, IntervalEstimate
 from trainer_sdk.checkpoint.schedule.save_schedule import SaveSchedule
 from trainer_sdk.checkpoint.storage import StorageError, storage_for
@@ -154,7 +155,7 @@ class Restorer:
 
         place = self._context.storage
         if place is None and self._context.images is not None:
-            place = Folder(str(self._context.images))
+            place = Folder(folder_of(str(self._context.images), 0))
         try:
             return Skips(place, self._group)
         except ActsError as error:

@@ -21,6 +21,7 @@ from everstep.evidence.files import read_regular
 from trainer_sdk.checkpoint.image_folder import (
     ASIDE_INDEX,
     MARKED_INDEX,
+    NUMERICS,
     RESTORED,
     RestoredState,
     is_on_disk,
@@ -295,7 +296,7 @@ class Arena:
         if self._lock < 0:
             return
         if not keeps_images:
-            _unlink(self.folder, RESTORED, _LOCK)
+            _unlink(self.folder, RESTORED, NUMERICS, _LOCK)
             _remove_empty(self.folder)
         if self._lock in _locks:  # otherwise this process is a fork of the holder
             _locks.remove(self._lock)

@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 
 from tests.unit.trainer_sdk.checkpoint.saved_states import together
+from trainer_sdk.checkpoint.image_folder import NUMERICS
 from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.storage import Storage, storage_for
 from trainer_sdk.checkpoint.storage.checkpoints import stored_checkpoints
 from trainer_sdk.checkpoint.storage.leftovers import leftovers
 from trainer_sdk.numerics.rollback import record
-from trainer_sdk.numerics.skips import NUMERICS, ActsError, Skips
+from trainer_sdk.numerics.skips import ActsError, Skips
 
 SKIP = record("c1", "skip", 10, "it is nan", before_step=8, samples=(70, 100))
 BACK = record("c2", "rollback", 20, "spike", before_step=19, samples=(190, 200))
