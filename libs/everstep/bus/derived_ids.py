@@ -7,7 +7,6 @@ others could compute would let them suppress a fact of a service before it is re
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
 
 from everstep.bus.errors import BusError, BusUnreachableError, ConflictError
 from everstep.bus.ports import Bus
@@ -16,9 +15,6 @@ from everstep.clock import Clock
 from everstep.ids import id_from
 
 log = logging.getLogger(__name__)
-
-Derive = Callable[..., str]
-"""Makes an id from its parts."""
 
 _KEY = "key_of_ids"
 _KEY_BYTES = 32

@@ -22,7 +22,6 @@ from everstep.messages.facts.health import CheckResult
 from everstep_services.agent.probes.network.pair_test import NAME, Address
 from everstep_services.agent.probes.settings import ChecksSettings
 
-BACKENDS = ("gloo", "nccl")
 _ELEMENTS = {"gloo": 4 << 20, "nccl": 64 << 20}
 _TIMES = 5
 _PR_SET_PDEATHSIG = 1
