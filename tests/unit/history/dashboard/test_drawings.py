@@ -49,7 +49,7 @@ def test_a_result_is_drawn_in_its_band_with_marks_of_what_followed() -> None:
     band = {"loss_low": 1.0, "loss_high": 3.0}
     drawn = results(
         [reported(100, loss=2.0, **band), reported(0, loss=2.0, **band), reported(50, loss=9.0)],
-        [case_of(50, "skip", "dance")],
+        [case_of(50, "skip", "dance"), case_of(-9)],
     )
     assert drawn is not None
     (curve,) = drawn.curves

@@ -246,6 +246,7 @@ def _who(incident: Record) -> Iterator[str]:
     elif (
         incident["first_report"]
         and incident["culprit_ranks"]
+        and not incident.get("numerics")
         and (incident["verdict"] or {}).get("cause_kind") not in _GONE
     ):
         yield "  no end of its own is on record: it may have been stopped with its round"

@@ -78,11 +78,9 @@ def results(
         for value in report.get("values") or ():
             if at is not None and value["name"] in names:
                 values.setdefault(value["name"], []).append((at, float(value["value"])))
-    times = [at for rows in values.values() for at, _ in rows]
-    if not times:
-        return None
-    began, ended = min(times), max(times)
-    if began == ended:
+    times = [at for at in (moment(report.get("at")) for report in progress) if at is not None]
+    began, ended = min(times, default=None), max(times, default=None)
+    if not names or began is None or ended is None or began == ended:
         return None
     scale = WIDTH / (ended - began).total_seconds()
 
@@ -98,6 +96,7 @@ def results(
         _mark(kind, place(at), text)
         for case in cases[:MARKS_MOST]
         for kind, at, text in _moments(case)
+        if at >= began  # older reports are not read
     ]
     return DrawnResults(began, ended, curves, marks) if curves else None
 
