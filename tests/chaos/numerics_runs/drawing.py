@@ -89,7 +89,7 @@ def _healthy(dice: random.Random, case: Case) -> Case:
     return replace(
         case,
         steps=steps,
-        batch_size=dice.choice((2, 8, 16)),
+        batch_size=dice.choice((4, 8, 16)),
         noise=dice.choice((0.1, 1.0, 3.0)),
         rate_jumps=tuple(jumps) if dice.random() < 0.5 else (),
         odd_samples=dice.choice((0, 0, 0, 200)),
@@ -115,8 +115,13 @@ def _periodic(dice: random.Random, case: Case) -> Case:
 
 
 def _spike(dice: random.Random, case: Case) -> Case:
+    # What stays within the band is seen by `validate_every` alone: most flipped bits.
     name, amount = dice.choice(
-        (("nan_activation", None), ("scale_activation", 999_000_000), ("flip_activation", 1))
+        (
+            ("nan_activation", None),
+            ("scale_activation", 999_000_000),
+            ("scale_activation", 99_000_000),
+        )
     )
     fault = InjectedFault(
         name=name, amount=amount, rank=dice.randrange(case.world),

@@ -36,6 +36,8 @@ class Row:
     is_kind_right: bool = False
     is_rank_right: bool | None = None
     """None if no rank is named."""
+    is_undecided: bool = False
+    """Whether the faulty rank is named with another one, as nothing tells them apart."""
     is_same: bool | None = None
     """Whether the training went on bit for bit as the undisturbed one; None if it must not."""
     rank_steps: int = 0
@@ -104,7 +106,11 @@ def _faulty(row: Row, events: Iterable[dict[str, Any]], results: Sequence[RankRe
         kinds = " or ".join(sorted(expected))
         row.faults.append(f"{_MISJUDGED} {first['kind']}, not {kinds}: {first['reason']}")
     named = set(first.get("ranks", ()))
-    row.is_rank_right = None if not named else named <= _possible(case) and fault.rank in named
+    row.is_undecided = (
+        fault.rank in named and "nothing tells" in first["reason"] and not case.is_exact
+    )
+    possible = named if row.is_undecided else _possible(case)
+    row.is_rank_right = None if not named else named <= possible and fault.rank in named
     if fault.name == "poison_batch":
         return
     if row.is_rank_right is False:
@@ -197,8 +203,8 @@ def table(rows: Sequence[Row]) -> str:
     """The figures, as a table of Markdown."""
     effective = [row for row in rows if row.case.fault is not None and row.is_effective]
     lines = [
-        "| plan | runs | without effect | found | kind right | rank right | as undisturbed |",
-        "|---|--:|--:|--:|--:|--:|--:|",
+        "| plan | runs | no effect | found | kind right | rank right | undecided | undisturbed |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     plans = Counter(row.case.plan for row in rows)
     for plan, runs in sorted(plans.items()):
@@ -212,6 +218,7 @@ def table(rows: Sequence[Row]) -> str:
             f"| {len(found)}/{len(faulty)} "
             f"| {sum(row.is_kind_right for row in found)}/{len(found)} "
             f"| {sum(bool(row.is_rank_right) for row in named)}/{len(named)} "
+            f"| {sum(row.is_undecided for row in named)} "
             f"| {sum(bool(row.is_same) for row in same)}/{len(same)} |"
         )
     healthy = [row for row in rows if row.case.fault is None]
