@@ -1,31 +1,29 @@
-"""Megatron's re-run state machine under `everstep run`; needs megatron-core on PYTHONPATH."""
+"""Megatron's own re-run state machine under `everstep run`."""
 
 import os
-from importlib.util import find_spec
 
 import pytest
 
 from tests.e2e.cluster import Cluster
+from tests.e2e.nvrx.wheels import megatron_core
 from tests.e2e.processes import SCRIPTS
 
-pytestmark = pytest.mark.skipif(
-    find_spec("megatron") is None, reason="megatron-core is not installed"
-)
+pytestmark = [pytest.mark.matrix, pytest.mark.timeout(700)]
 
 _IMPORTS_S = 240.0
 """Each rank of two rounds imports all of Megatron."""
 
 
-def training(cluster: Cluster, fault: str) -> list[int]:
+def training(cluster: Cluster, fault: str, megatron: pytest.TempPathFactory) -> list[int]:
     """Two ranks on two nodes; the exit codes of the agents."""
     options = ("--cold", "--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "0")
-    path = os.environ.get("PYTHONPATH", "")
+    folder = str(megatron_core(megatron.mktemp("megatron")))
     agents = [
         cluster.run(
             *(*options, "--infra-rank", str(place)),
             *(str(SCRIPTS / "megatron_rerun.py"), str(cluster.folder), fault),
             node=f"node-{place + 1}",
-            PYTHONPATH=path,
+            PYTHONPATH=os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")])),
         )
         for place in range(2)
     ]
@@ -41,9 +39,14 @@ def training(cluster: Cluster, fault: str) -> list[int]:
     ],
 )
 def test_a_result_that_comes_again_is_computed_on_another_node(
-    cluster: Cluster, fault: str, kind: str, cause: str, nodes: list[str]
+    cluster: Cluster,
+    tmp_path_factory: pytest.TempPathFactory,
+    fault: str,
+    kind: str,
+    cause: str,
+    nodes: list[str],
 ) -> None:
-    assert training(cluster, fault) == [93, 93]
+    assert training(cluster, fault, tmp_path_factory) == [93, 93]
     before, after = cluster.members(1), cluster.members(2)
     assert before == {0: "node-1", 1: "node-2"}
     assert not before.items() & after.items()
@@ -61,8 +64,10 @@ def test_a_result_that_comes_again_is_computed_on_another_node(
     assert verdict.get("culprit_nodes", []) == nodes
 
 
-def test_a_result_that_does_not_come_again_stops_the_job(cluster: Cluster) -> None:
-    assert training(cluster, "transient") == [93, 93]
+def test_a_result_that_does_not_come_again_stops_the_job(
+    cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    assert training(cluster, "transient", tmp_path_factory) == [93, 93]
     (judged,) = cluster.until_facts("numerics_judged")
     assert (judged["kind"], judged["node"], judged["round"]) == ("transient", "node-2", 1)
     assert judged["first"] > 300

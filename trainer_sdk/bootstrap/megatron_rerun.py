@@ -66,7 +66,7 @@ class RerunReport:
         self._result, self._first = _number(result), _number(machine.initial_result)
         self._shown = f"{_shown(result)}", f"{_shown(machine.initial_result)}"
         self._rank = int(environ.get("RANK", "0"))
-        self._step = max(int(machine.current_iteration), 0)
+        self._step = max(int(machine.current_iteration), 0) + 1  # it counts from 0
         self._node = environ.get("EVERSTEP_NODE") or os.uname()[1]
         self._device = sys.modules["torch"].cuda.current_device()
 

@@ -58,9 +58,7 @@ run, first = trainer_sdk.session(), 1
 if saved.exists():
     state = torch.load(saved, weights_only=False)
     machine.load_state_dict(state)
-    first = state["current_iteration"]
-else:
-    machine.current_iteration = 0
+    first = state["current_iteration"] + 1
 run.start_at(first - 1)
 batches = rerun.RerunDataIterator(iter(range(first, 100)))
 for _ in range(first, 100):
