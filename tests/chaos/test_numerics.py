@@ -13,8 +13,8 @@ from tests.chaos.numerics_runs.runs import judged_runs
 from tests.chaos.numerics_runs.tally import Row, shortfalls, table
 
 SEEDS = os.environ.get("EVERSTEP_NUMERICS_SEEDS", "0:200")
-FEW = (8, 9, 10, 22, 23)
-"""Each kind of parallelism, and the plans but the slow ones."""
+FEW = (9, 23, 24)
+"""Short trainings: HSDP, a pipeline, DDP."""
 
 
 def rows_of(seeds: "range | tuple[int, ...]", folder: Path) -> list[Row]:
@@ -29,7 +29,7 @@ def rows_of(seeds: "range | tuple[int, ...]", folder: Path) -> list[Row]:
 @pytest.mark.timeout(240)
 def test_a_few_trainings_are_judged_rightly(tmp_path: Path) -> None:
     rows = rows_of(FEW, tmp_path)
-    assert len({drawn(seed).parallel for seed in FEW}) == 4
+    assert {drawn(seed).parallel for seed in FEW} == {"hsdp", "pipeline", "ddp"}
     assert not [str(row) for row in rows if row.faults]
 
 

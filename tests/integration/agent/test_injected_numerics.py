@@ -13,11 +13,12 @@ from trainer_sdk.inject.catalog import BadFaultError, fault_request
 
 pytestmark = pytest.mark.timeout(180)
 RANKS = 2
+SCRIPT = str(Path(__file__).with_name("computing.py"))
 
 
 @pytest_asyncio.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    async with opened(tmp_path, str(Path(__file__).with_name("computing.py"))) as node:
+    async with opened(tmp_path, SCRIPT, warm=True) as node:
         yield node
 
 
@@ -31,7 +32,7 @@ def digests(node: Node, rank: int) -> list[str]:
 async def trained(node: Node, *faults: str, is_sharded: bool) -> list[list[str]]:
     plan = ";".join(f"{fault},round={node.round + 1}" for fault in faults)
     await node.start(
-        RANKS, EVERSTEP_INJECTION="1", EVERSTEP_INJECT=plan, STEPS="6",
+        RANKS, warm=True, EVERSTEP_INJECTION="1", EVERSTEP_INJECT=plan, STEPS="6",
         SHARDED=str(int(is_sharded)),
     )  # fmt: skip
     gone = await node.gone(RANKS)
@@ -65,7 +66,7 @@ async def test_shards_are_harmed(node: Node) -> None:
 
 
 async def test_a_running_rank_is_harmed_and_its_replica_is_not(node: Node) -> None:
-    await node.start(RANKS, EVERSTEP_INJECTION="1", SHARDED="0", STEPS="0")
+    await node.start(RANKS, warm=True, EVERSTEP_INJECTION="1", SHARDED="0", STEPS="0")
     await until_async(lambda: len(digests(node, 1)) > 2, "the ranks compute")
     async with RankChannel.opened(node.rank_folder(1), 1) as door:
         with pytest.raises(BadFaultError, match="cannot last for 0 s"):
