@@ -98,7 +98,8 @@ class CheckpointOperations:
 
     async def release(self, ask: ChangeCheckpoint) -> Done:
         """Allow to restore a checkpoint again."""
-        if not known_in(await self._indexer.read(ask.job), ask).quarantined_for:
+        before = known_in(await self._indexer.read(ask.job), ask)
+        if not (before.quarantined_for or before.suspected_for):
             images = "for its states in the memory of nodes, say --tier memory"
             return Done(text=f"step {ask.step} is not quarantined; {images}", is_refused=True)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ from everstep.messages import (
     CheckpointVerified,
     Done,
     LocateCheckpoint,
+    NumericsSuspected,
     OperatorActed,
     ScanCheckpoints,
 )
@@ -128,6 +130,26 @@ async def test_people_change_checkpoints_and_it_is_on_record(bus: NatsBus, root:
         ("pin_checkpoint", "refused"),
         ("eat_checkpoint", "refused"),
     ]
+
+
+async def test_a_checkpoint_is_suspect_until_its_result_is_judged_or_a_person_trusts_it(
+    bus: NatsBus, root: str
+) -> None:
+    suspected = NumericsSuspected(
+        id="a" * 32, job=JOB, at=datetime.now(UTC), source="agent/n0", round=1, case="c" * 16,
+        step=90, signal="nan", moved_at=90,
+    )  # fmt: skip
+    async with at_work(bus, msgspec.structs.replace(QUICK, verify=False)):
+        await bus.record(suspected)
+        await publish(bus, root, 80, 100)
+        found = await until_async(
+            lambda: places(bus, JOB), "both are there", holds=lambda all_: len(all_) == 2
+        )
+        assert [(it.step, it.is_suspect) for it in found] == [(100, True), (80, False)]
+        assert "suspect: at step 90 the loss or the gradient norm is not a number" in found[0].note
+        assert (await change(bus, "release", 80)).is_refused
+        assert not (await change(bus, "release", 100)).is_refused
+        assert not (await places(bus, JOB))[0].is_suspect
 
 
 async def test_an_index_that_was_lost_is_made_again_from_the_files(bus: NatsBus, root: str) -> None:
