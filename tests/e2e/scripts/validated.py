@@ -1,4 +1,4 @@
-"""Trains on DDP, and runs each step again, until the file `end` is there: `validated.py FOLDER`."""
+"""Trains on DDP, and validates results, until the file `end` is there: `validated.py FOLDER`."""
 
 import sys
 from pathlib import Path
@@ -17,9 +17,8 @@ model = DistributedDataParallel(nn.Linear(8, 8))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 run = trainer_sdk.session()
 batches = (torch.randn(4, 8) for _ in iter(int, 1))
-numerics = run.numerics(
-    {"model": model, "optimizer": optimizer}, batches, mode="validate_results", validate_every=1
-)
+state = {"model": model, "optimizer": optimizer}
+numerics = run.numerics(state, batches, mode="validate_results")
 
 
 def compute(batch: Tensor) -> Tensor:
