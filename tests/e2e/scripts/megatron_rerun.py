@@ -1,21 +1,30 @@
 """Megatron's own re-run state machine in a small training on gloo, without a GPU.
 
 The machine needs CUDA for its device's number, its random state and its flags: these three are
-replaced, and `os.uname` names Everstep's node, since all nodes of a test are one host. All else is
-Megatron's. At iteration 6 rank 1's loss is wrong: on `node-2` (`persistent`), in the first run
-(`transient`) or everywhere (`correct`).
+replaced, and `os.uname` names Everstep's node, since all nodes of a test are one host. The packages
+around the machine's module stay out: they import kernels for GPUs. All else is Megatron's.
+
+At iteration 6 rank 1's loss is wrong: on `node-2` (`persistent`), in the first run (`transient`) or
+everywhere (`correct`).
 """
 
 import os
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import rerun_state_machine as rerun
 
 import trainer_sdk
+
+megatron = next(Path(entry) for entry in sys.path if Path(entry, "megatron", "core").is_dir())
+for name in ("megatron", "megatron.core", "megatron.core.dist_checkpointing"):
+    package = sys.modules[name] = ModuleType(name)
+    package.__path__ = [str(megatron.joinpath(*name.split(".")))]
+
+from megatron.core import rerun_state_machine as rerun  # noqa: E402
 
 WRONG_AT = 6
 folder, fault = Path(sys.argv[1]), sys.argv[2]
