@@ -16,6 +16,9 @@ from trainer_sdk.numerics.snapshot import RandomStates, Snapshot, TrainingParts,
 NO_BATCH: Any = object()
 _MIX = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
+_ROUNDING = 1e-5
+_PART = 1 << 24
+"""The most elements that are compared at once."""
 
 
 class StepCall:
@@ -126,39 +129,53 @@ def recorded_run(
 
 @torch.no_grad()
 def deviation(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> float:
-    """How far gradients are from a multiple of others, relative to their norm.
+    """How far gradients are from others, relative to their norm.
 
-    The first may have been clipped, which is why a factor does not count; what the clipping rounds
-    off does not count either. NaN if the second have no finite norm: to clip by such a norm leaves
-    nothing of the first that could be compared.
+    The first may have been clipped, by their norm or by their values. So neither a factor counts
+    nor a limit, nor what the clipping rounds off. NaN if the second have no finite norm: to clip
+    by such a norm leaves nothing of the first that could be compared.
     """
-    pairs = [
-        (local(one).float(), local(other).to(one.device).float(), torch.finfo(one.dtype).eps)
-        for one, other in zip(first, second, strict=True)
-        if one is not None and other is not None
-    ]
-    dots = sum(float((one.double() * other.double()).sum()) for one, other, _ in pairs)
-    squares = sum(float(square_sum(other)) for _, other, _ in pairs)
-    firsts = sum(float(square_sum(one)) for one, _, _ in pairs)
+    pairs = list(_parts(first, second))
+    squares = sum(float(square_sum(other)) for _, other in pairs)
+    firsts = sum(float(square_sum(one)) for one, _ in pairs)
     if not math.isfinite(squares):
         return math.nan
     if not math.isfinite(firsts):
         return math.inf
     if not firsts or not squares:
         return 0.0 if firsts == squares else math.inf
-    factor = dots / squares
-    if factor <= 0:
-        return math.inf
-    rest = sum(float(square_sum(one - factor * other)) for one, other, _ in pairs)
-    relative = math.sqrt(rest / squares) / factor
-    return relative if relative > max(1e-5, *(eps for _, _, eps in pairs)) else 0.0
+    dots = sum(float((one.double() * other.double()).sum()) for one, other in pairs)
+    limit = max(float(one.abs().max()) for one, _ in pairs)
+    clamped = sum(float(square_sum(one - other.clamp(-limit, limit))) for one, other in pairs)
+    relative = math.sqrt(clamped / firsts)
+    if dots > 0:
+        factor = dots / squares
+        scaled = sum(float(square_sum(one - factor * other)) for one, other in pairs)
+        relative = min(relative, math.sqrt(scaled / squares) / factor)
+    rounding = max(torch.finfo(one.dtype).eps for one, _ in pairs)
+    return relative if relative > max(_ROUNDING, rounding) else 0.0
+
+
+def _parts(
+    first: Sequence[Tensor | None], second: Sequence[Tensor | None]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Parts of both: of large tensors no whole copy in another type is made."""
+    for one, other in zip(first, second, strict=True):
+        if one is None or other is None:
+            continue
+        parts = (local(one).reshape(-1), local(other).reshape(-1))
+        yield from (
+            (part, another.to(part.device))
+            for part, another in zip(*(torch.split(whole, _PART) for whole in parts), strict=True)
+            if part.numel()
+        )
 
 
 def square_sum(tensor: Tensor) -> Tensor:
-    """The sum of the squares."""
-    whole = tensor if tensor.is_complex() else tensor.float()
-    squares: Tensor = torch.linalg.vector_norm(whole).double().square()
-    return squares
+    """The sum of the squares, as a number of high precision."""
+    is_half = tensor.dtype in (torch.float16, torch.bfloat16)
+    norm: Tensor = torch.linalg.vector_norm(tensor, dtype=torch.float32 if is_half else None)
+    return norm.double().square()
 
 
 def _loss_of(result: Any) -> float | Tensor | None:
