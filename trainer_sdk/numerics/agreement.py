@@ -89,10 +89,7 @@ class RankAgreement:
         self._group: Any = None
         if dist.is_available() and dist.is_initialized():
             if dist.get_world_size() > 1:
-                wait_at_exit()
-                limit_ns = group_timeout_ns()
-                limit = None if limit_ns is None else timedelta(microseconds=limit_ns // 1000)
-                self._group = dist.new_group(backend="gloo", timeout=limit)
+                self._group = host_group()
         elif int(environ.get("WORLD_SIZE") or 1) > 1:
             raise RuntimeError(
                 f"WORLD_SIZE is {environ['WORLD_SIZE']}, and this rank has no process group to "
@@ -145,6 +142,14 @@ class RankAgreement:
         for work in works:
             work.wait()
         return received.numpy().tobytes()
+
+
+def host_group() -> Any:
+    """Make a gloo group of all ranks, with the time limit of the training's own group."""
+    wait_at_exit()
+    limit_ns = group_timeout_ns()
+    limit = None if limit_ns is None else timedelta(microseconds=limit_ns // 1000)
+    return dist.new_group(backend="gloo", timeout=limit)
 
 
 def own_place(peers: Sequence[int]) -> RankPlace:

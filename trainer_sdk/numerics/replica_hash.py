@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trainer_sdk.numerics.agreement import host_group
 from trainer_sdk.numerics.judgement import ResultJudgement, odd_one_out
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class ReplicaHash:
         sets = tuple(dict.fromkeys(same for same, _ in slots))
         own = HashLayout(sets, tuple((sets.index(same), groups[at]) for same, at in slots))
         self._comparison = _Comparison(ranks.gather(own, HashLayout))
-        self._group = None if ranks.size == 1 else dist.new_group(backend="gloo")
+        self._group = None if ranks.size == 1 else host_group()
         self._copies: list[_HostCopy] = []
         self._gathered: list[Tensor] = []
         self._work: Work | None = None
@@ -95,7 +96,7 @@ class ReplicaHash:
                 torch.stack([bits_sum(local_part(self._parameters[index])) for index in indices]),
             )
             for indices in by_device.values()
-        ] or [_HostCopy([], torch.zeros(0, dtype=torch.int64))]
+        ] or [_HostCopy([], torch.zeros(0, dtype=torch.int64, device="cpu"))]
 
     def is_ready(self) -> bool:
         """Whether `finish` would not wait."""
