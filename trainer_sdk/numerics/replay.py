@@ -31,7 +31,7 @@ class StepCall:
         self.loss: float | Tensor | None = None
 
     def run(self, batch: Any = NO_BATCH) -> Any:
-        """StepCall the function, and keep its loss."""
+        """Call the function, and keep its loss."""
         batch = self.batch if batch is NO_BATCH else batch
         result = self.function() if batch is NO_BATCH else self.function(batch)
         self.loss = _loss_of(result)
