@@ -43,6 +43,14 @@ def seconds(name: str, value: object, *, may_be_zero: bool = True) -> float:
     return number
 
 
+def share(name: str, value: object) -> float:
+    """A part of a whole, above 0 and up to 1."""
+    number = value if isinstance(value, (int, float)) and not _is_truth(value) else math.nan
+    if not 0 < number <= 1:
+        raise ValueError(f"{name} must be above 0 and at most 1, as 0.01, and is {shown(value)}")
+    return float(number)
+
+
 def truth(name: str, value: object) -> bool:
     """True or False; a number or a text is not one of them."""
     if not isinstance(value, bool) and type(value).__name__ not in ("bool_", "bool"):

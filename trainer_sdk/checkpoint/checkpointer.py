@@ -51,7 +51,8 @@ class Checkpointer:
 
     `root` is a folder or URL for the global tier; without it there are only images in memory.
     `every` is a number of steps, a time as "10min", or "auto": the interval that loses the least
-    time to saves and failures, as measured.
+    time to saves and failures, as measured. With "always" a save begins when the last one is
+    durable, but so seldom that saves cost at most `max_overhead` of the time.
     `lazy` copies the tensors of optimizers while forward and backward run, and the next step of an
     optimizer waits for the rest of the copy; optimizers are taken from the state, or given.
     `memory_limit` is in bytes, for this rank: a larger state is written in waves, and the training
@@ -66,6 +67,7 @@ class Checkpointer:
         root: "str | os.PathLike[str]" = "",
         *,
         every: int | str = "auto",
+        max_overhead: float = 0.01,
         memory_every: int = 0,
         keep_memory: bool = False,
         on_error: OnError = "warn",
@@ -78,7 +80,7 @@ class Checkpointer:
         timeouts: Timeouts | None = None,
     ) -> None:
         self._root = place = lasting(arguments.path("root", root))
-        self._every = parse_every(every)
+        self._every = parse_every(every, arguments.share("max_overhead", max_overhead))
         self._memory_every = arguments.whole("memory_every", memory_every)
         arguments.one_of("on_error", on_error, ON_ERROR)
         timeouts = arguments.instance("timeouts", timeouts, Timeouts)
@@ -108,7 +110,7 @@ class Checkpointer:
         # Without its own images it must not read those of another Checkpointer.
         self._restorer = Restorer(about, group, self._reporter, root=self._root, has_images=keeps)
         self._schedule: SaveSchedule | None = None
-        self._has_saved_to_stop = self._is_prepared = False
+        self._has_saved_to_stop = self._is_prepared = self._is_saving = False
         self._exit_within_s = setup.timeouts.exit_within_s
         self._last_save: SaveHandle | None = None
         self._last_step: int | None = None
@@ -227,14 +229,16 @@ class Checkpointer:
         self._step_counter.finished(step)
         self._prepare(state)
         self._queue.maybe_finalize()
-        self._write_rate.stepped(monotonic(), is_saving=self._queue.unfinished > 0)
+        was_saving, self._is_saving = self._is_saving, self._queue.unfinished > 0
+        is_saving = was_saving or self._is_saving
+        self._write_rate.stepped(monotonic(), is_saving=is_saving)
         if self._session.should_stop:
             if not self._has_saved_to_stop:
                 self._has_saved_to_stop = True
                 return self.save(step, state, occasion="preemption", wait=True)
         elif self._session.should_save:
             return self.save(step, state, wait=True)
-        elif self._root and self._is_due(step):
+        elif self._root and self._is_due(step, is_saving=is_saving):
             return self.save(step, state, occasion="interval")
         elif self._memory_every and step % self._memory_every == 0:
             return self.save(step, state, to_root=False, occasion="interval")
@@ -360,10 +364,10 @@ class Checkpointer:
             with torch.inference_mode(mode=False), torch.no_grad():
                 self._saver.prepare(state)
 
-    def _is_due(self, step: int) -> bool:
+    def _is_due(self, step: int, *, is_saving: bool) -> bool:
         if self._schedule is None:  # the restore has read how often earlier rounds failed
             self._schedule = self._restorer.schedule(self._every)
-        return self._schedule.is_due(step, is_saving=self._queue.unfinished > 0)
+        return self._schedule.is_due(step, is_saving=is_saving)
 
     def _close(self, *, abort: bool, is_failing: bool) -> SaveError | None:
         if os.getpid() != self._pid:

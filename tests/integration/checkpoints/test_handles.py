@@ -1,5 +1,6 @@
 """What `save` returns: what has become of the save, and a wait until it can be restored (E7)."""
 
+import itertools
 import os
 import signal
 import tempfile
@@ -127,6 +128,19 @@ def test_nothing_was_due_is_no_handle(folder: Path) -> None:
         state = {"a": torch.zeros_like(STATE["a"])}
         assert saves.restore(state) is not None
         assert saves.save_last(3, state).state == "skipped"
+
+
+def test_always_begins_a_save_only_when_the_last_one_is_durable(folder: Path) -> None:
+    begun: list[SaveHandle] = []
+    with Checkpointer(folder / "root", every="always", max_overhead=1.0, job=JOB) as saves:
+        for step in itertools.count(1):
+            handle = saves.step(step, STATE)
+            if handle is not None:
+                assert all(earlier.durable for earlier in begun), "two saves at once"
+                begun.append(handle)
+            if len(begun) == 4:
+                break
+    assert [handle.state for handle in begun] == ["committed"] * 4
 
 
 def test_a_synchronous_save_that_fails_raises_where_that_is_the_policy(folder: Path) -> None:

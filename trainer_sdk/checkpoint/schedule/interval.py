@@ -17,18 +17,22 @@ _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h)")
 _NEWER = 0.2
 """The weight of the latest step or save in a mean."""
-_CHANGED = 0.1
-"""A smaller change is not reported."""
+_CHANGED, _CHANGED_OFTEN = 0.1, 0.5
+"""A smaller change is not reported; an interval that follows each write changes often."""
+_AGAIN = 0.1
+"""After this share of a write, ask again whether it is over."""
 _PRIOR_S = 24 * 3600.0
 """The assumed time between failures, before the job has failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """The user's choice: a number of steps, or of seconds; without either it is `auto`."""
+    """The user's choice: a number of steps, or of seconds, or `always`; otherwise it is `auto`."""
 
     steps: int | None = None
     seconds: float | None = None
+    most_share: float | None = None
+    """For `always`: the share of the training's time that saves may cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +64,17 @@ class Interval:
     mtbf_s: float | None = None
 
 
-def parse_every(every: int | str) -> Every:
-    """Parse 500, "10min", "90s", "2h" or "auto"."""
-    if isinstance(every, str) and every == "auto":
-        return Every()
+def parse_every(every: int | str, max_overhead: float = 0.01) -> Every:
+    """Parse 500, "10min", "90s", "2h", "auto" or "always"."""
+    if isinstance(every, str) and every in ("auto", "always"):
+        return Every(most_share=max_overhead if every == "always" else None)
     with suppress(TypeError, ValueError):
         return Every(steps=whole("every", every, 1))
     match = _TIME.fullmatch(every.strip()) if isinstance(every, str) else None
     if match is None or not float(match[1]):
         raise ValueError(
             f"every={every!r} is not an interval: give a number of steps, a time as '10min', '90s' "
-            "or '2h', or 'auto'"
+            "or '2h', 'auto' or 'always'"
         )
     return Every(seconds=float(match[1]) * _UNITS[match[2]])
 
@@ -104,14 +108,16 @@ class IntervalEstimate:
         self._steps = 0
         self._quiet_step_s: float | None = None
         self._stall_s: float | None = None
-        self._slowdown_s = 0.0
+        self._slowdown_s: float | None = None
         self._drain_s = 0.0
         self._draining = (0.0, 0.0)
+        self._is_saving = False
         self._reported: Interval | None = None
 
     def stepped(self, now: float, *, is_saving: bool) -> None:
-        """Note a finished step; `is_saving` if the last save is still being written."""
+        """Note a finished step; `is_saving` if the last save was being written in a part of it."""
         before, self._stepped = self._stepped, now
+        self._is_saving = is_saving
         if before is None:
             self._began = self._last_save = now
             return
@@ -141,7 +147,10 @@ class IntervalEstimate:
             return SaveDecision(is_due=False, next_step=step + 1, step=step)
         wanted_s = self.interval(now).every_s
         left_s = wanted_s - (now - self._last_save)
-        is_due = left_s < step_s / 2
+        waits = self._every.most_share is not None and self._is_saving
+        if waits:
+            left_s = max(left_s, _AGAIN * self._drain_s)
+        is_due = left_s < step_s / 2 and not waits
         ahead = int((wanted_s if is_due else left_s) / step_s)
         # A step time from few steps is not extrapolated to many.
         next_step = step + max(1, min(ahead, self._steps))
@@ -152,16 +161,24 @@ class IntervalEstimate:
         step_s = self._quiet_step_s or 0.0
         if self._every.seconds is not None:
             return _interval(self._every.seconds, step_s, "as configured")
+        slowdown_s = self._slowdown_s or 0.0
+        cost_s = (self._stall_s or 0.0) + slowdown_s
+        if self._every.most_share is not None:
+            every_s = cost_s / self._every.most_share
+            reason = (
+                f"each save begins when the last one is durable, and costs {cost_s:.3g} s; "
+                f"max_overhead={self._every.most_share:g} allows one in {every_s:.3g} s"
+            )
+            return _interval(max(every_s, self._drain_s), step_s, reason, self._stall_s)
         mtbf = mtbf_s(self._failures, self._ran_s + now - (self._began or now))
         if self._stall_s is None:
             reason = "no save has been measured yet, so it is the least"
             return _interval(self._bounds.least_s, step_s, reason, mtbf=mtbf)
-        cost_s = self._stall_s + self._slowdown_s
         best_s = best_interval_s(cost_s, mtbf)
         least_s = max(self._bounds.least_s, 2 * self._drain_s)
         every_s = min(max(best_s, least_s), max(self._bounds.most_s, least_s))
         reason = (
-            f"a save costs {cost_s:.3g} s ({self._stall_s:.3g} s stall, {self._slowdown_s:.3g} s "
+            f"a save costs {cost_s:.3g} s ({self._stall_s:.3g} s stall, {slowdown_s:.3g} s "
             f"slower steps while it is written), and the job fails every {mtbf / 3600:.3g} h "
             f"({self._failures} failures, and one a day before): {best_s:.4g} s is the best"
         )
@@ -172,9 +189,10 @@ class IntervalEstimate:
     def news(self, now: float) -> Interval | None:
         """The interval, if it has changed since the last report."""
         interval, reported = self.interval(now), self._reported
+        least = _CHANGED if self._every.most_share is None else _CHANGED_OFTEN
         if (
             reported is not None
-            and abs(interval.every_s - reported.every_s) <= _CHANGED * reported.every_s
+            and abs(interval.every_s - reported.every_s) <= least * reported.every_s
         ):
             return None
         self._reported = interval

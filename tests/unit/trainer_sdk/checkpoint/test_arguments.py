@@ -103,6 +103,7 @@ WRONG_CHECKPOINTERS: list[tuple[str, Any]] = [
     ("memory_every", "2"), ("keep_memory", "no"), ("on_error", "ignore"), ("on_error", None),
     ("lazy", None), ("optimizers", 3), ("optimizers", (3,)), ("in_flight", 0), ("in_flight", 9),
     ("in_flight", "1"), ("memory_limit", -1), ("memory_limit", "1GiB"),
+    ("max_overhead", 0), ("max_overhead", 1.5), ("max_overhead", "1%"), ("max_overhead", True),
     ("write_bytes_per_s", "fast"), ("write_bytes_per_s", -1), ("job", "../x"), ("job", "a/b"),
     ("job", 3), ("job", "-x"), ("job", "x" * 129), ("job", "a\n"), ("timeouts", 3.0),
 ]  # fmt: skip

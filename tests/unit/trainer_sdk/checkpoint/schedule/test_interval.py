@@ -28,6 +28,7 @@ BOUNDS = IntervalBounds(least_s=30, most_s=3600)
         ("90s", Every(seconds=90)),
         ("1.5 h", Every(seconds=5400)),
         ("auto", Every()),
+        ("always", Every(most_share=0.01)),
     ],
 )
 def test_an_interval_is_steps_a_time_or_automatic(said: int | str, meant: Every) -> None:
@@ -127,6 +128,36 @@ def test_it_never_asks_for_saves_faster_than_they_can_be_written() -> None:
     chosen = estimate.interval(saved[-1])
     assert chosen.every_s >= 200
     assert "the nearest allowed" in chosen.reason
+
+
+def always(
+    steps: int, *, stall_s: float, drain_s: float, slower: float = 1
+) -> tuple[list[float], float]:
+    """The times of saves, and the share of the time that they cost."""
+    estimate = IntervalEstimate(parse_every("always", 0.01), BOUNDS, failures=0, ran_s=0)
+    saved, looks = train(
+        estimate, steps, step_s=0.5, stall_s=stall_s, drain_s=drain_s, slower=slower
+    )
+    assert len(looks) < 20 * len(saved)
+    cost_s = stall_s + drain_s * (1 - 1 / slower)
+    return saved, cost_s * len(saved) / saved[-1]
+
+
+@pytest.mark.parametrize("drain_s", [0.1, 4.0, 100.0])
+def test_always_saves_again_as_soon_as_the_last_save_is_durable(drain_s: float) -> None:
+    """What a failure loses is never more than two writes and two steps."""
+    saved, cost = always(8_000, stall_s=0.001, drain_s=drain_s)
+    gaps = [after - before for before, after in itertools.pairwise(saved)]
+    assert max(gaps[1:]) <= 1.25 * drain_s + 3 * 0.5
+    assert cost < 0.01
+
+
+@pytest.mark.parametrize(("stall_s", "slower"), [(0.2, 1.0), (0.001, 1.3)])
+def test_always_leaves_pauses_so_that_saves_cost_no_more_than_allowed(
+    stall_s: float, slower: float
+) -> None:
+    _, cost = always(40_000, stall_s=stall_s, drain_s=5.0, slower=slower)
+    assert 0.008 < cost < 0.0115
 
 
 def test_before_anything_is_measured_the_least_interval_holds() -> None:

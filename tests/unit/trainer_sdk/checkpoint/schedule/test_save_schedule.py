@@ -43,7 +43,7 @@ def saved_by(
     return together(2, train)
 
 
-@pytest.mark.parametrize("every", ["auto", "1min", 7])
+@pytest.mark.parametrize("every", ["auto", "always", "1min", 7])
 def test_ranks_with_clocks_of_their_own_save_after_the_same_steps(
     every: int | str, clocks: Callable[[int, float], None]
 ) -> None:
