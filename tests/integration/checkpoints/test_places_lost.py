@@ -6,6 +6,7 @@ import shutil
 import stat
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,12 @@ from trainer_sdk.checkpoint import Checkpointer, FileSaver, RestoreError
 from trainer_sdk.checkpoint.storage import StorageError, storage_for
 from trainer_sdk.checkpoint.storage.adoption import adopt
 from trainer_sdk.checkpoint.storage.checkpoints import OWNER, look, verify
-from trainer_sdk.checkpoint.writer.root_claim import VanishedError, check_there, device_of
+from trainer_sdk.checkpoint.writer.root_claim import (
+    VanishedError,
+    check_there,
+    claim,
+    place_of,
+)
 
 STATE = {"a": torch.arange(9)}
 
@@ -133,15 +139,24 @@ def test_a_root_that_is_empty_after_a_commit_is_no_fresh_start(
     assert found.step == 3
 
 
-def test_a_root_on_another_device_is_no_root(tmp_path: Path) -> None:
-    """As the empty folder is, on which a file system was mounted."""
+def test_a_root_on_another_device_is_the_same_root_only_with_its_checkpoints(
+    tmp_path: Path,
+) -> None:
+    """Mounted again it may have another number; the empty folder below it has nothing."""
     storage = storage_for(str(tmp_path))
-    there = device_of(storage)
+    claim(storage, "own")
+    (tmp_path / "step-000000003").mkdir()
+    there = place_of(storage)
     assert there is not None
-    check_there(storage, there)
-    check_there(storage, None)
+    check_there(storage, there, "own")
+    check_there(storage, None, "own")
+    elsewhere = replace(there, device=there.device + 1)
+    check_there(storage, elsewhere, "own")
     with pytest.raises(VanishedError, match="is on another device"):
-        check_there(storage, there + 1)
+        check_there(storage, elsewhere, "another")
+    (tmp_path / "step-000000003").rmdir()
+    with pytest.raises(VanishedError, match="lacks the checkpoints that were there"):
+        check_there(storage, elsewhere, "own")
 
 
 def plain(path: Path, state: dict[str, Any]) -> None:

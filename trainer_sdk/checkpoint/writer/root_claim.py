@@ -4,10 +4,12 @@ import errno
 import fcntl
 import os
 import time
+from dataclasses import dataclass
 
 import msgspec
 
 from everstep.evidence.files import check_regular, read_regular
+from trainer_sdk.checkpoint.manifest import step_of
 from trainer_sdk.checkpoint.storage.checkpoints import OWNER, RootOwner, owner_of
 from trainer_sdk.checkpoint.storage.folder import Folder
 from trainer_sdk.checkpoint.storage.port import Storage
@@ -35,7 +37,7 @@ class RootClaim:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._device: int | None = None
+        self._place: RootPlace | None = None
         self._is_claimed = False
         self._lock = -1
 
@@ -46,11 +48,11 @@ class RootClaim:
         """
         if self._is_claimed and not isinstance(self._storage, Folder):
             return
-        check_there(self._storage, self._device)
+        check_there(self._storage, self._place, job)
         claim(self._storage, job)
         if launch and isinstance(self._storage, Folder):
             self._hold(os.path.join(self._storage.path, LAUNCH), launch)
-        self._device, self._is_claimed = device_of(self._storage), True
+        self._place, self._is_claimed = place_of(self._storage), True
 
     def _hold(self, path: str, launch: str) -> None:
         """Lock the file while this process lives; waits while a former launch is ending."""
@@ -99,24 +101,45 @@ def claim(storage: Storage, job: str) -> None:
         )
 
 
-def device_of(storage: Storage) -> int | None:
-    """The device of the folder; None for an object store, or if it is gone."""
+@dataclass(frozen=True, slots=True)
+class RootPlace:
+    """The device of a root, and its checkpoints."""
+
+    device: int
+    steps: frozenset[str]
+
+
+def place_of(storage: Storage) -> RootPlace | None:
+    """Where the folder is; None for an object store, or if it is gone."""
     try:
-        return os.stat(storage.path).st_dev if isinstance(storage, Folder) else None
+        if not isinstance(storage, Folder):
+            return None
+        names = os.listdir(storage.path)
+        steps = frozenset(name for name in names if step_of(name) is not None)
+        return RootPlace(os.stat(storage.path).st_dev, steps)
     except FileNotFoundError:
         return None
 
 
-def check_there(storage: Storage, before: int | None) -> None:
-    """`VanishedError` if the folder is not on the device of the last save: a mount may be gone."""
-    there = device_of(storage)
-    if before is None or there == before:
+def check_there(storage: Storage, before: RootPlace | None, job: str) -> None:
+    """`VanishedError` if the folder is not that of the last save: a mount may be gone.
+
+    A file system that is mounted again may have another number: its content tells that it is back.
+    """
+    there = place_of(storage)
+    if before is None or (there is not None and there.device == before.device):
         return
-    change = "is gone" if there is None else "is on another device, as after an unmount"
-    raise VanishedError(
-        f"{storage.url} was there at the last save, and {change}: mount it again, or make the "
-        "folder with its owner and mode, and the next save goes on"
-    )
+    if there is None:
+        raise VanishedError(
+            f"{storage.url} was there at the last save, and is gone: mount it again, or make the "
+            "folder with its owner and mode, and the next save goes on"
+        )
+    is_same = not before.steps or not there.steps.isdisjoint(before.steps)
+    if not (is_same and owner_of(storage) == job):
+        raise VanishedError(
+            f"{storage.url} is on another device than at the last save, and lacks the checkpoints "
+            "that were there, as after an unmount: mount it again, and the next save goes on"
+        )
 
 
 def _locked(path: str, launch: str) -> int:
