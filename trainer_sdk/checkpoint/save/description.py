@@ -38,7 +38,12 @@ class Description(msgspec.Struct, frozen=True):
 def form_of(flat: FlatState) -> tuple[LocalForm, str]:
     """The form of a state, and its error, if any: the other ranks wait for the answer."""
     try:
+        for key in flat.values:
+            if not key.isascii():
+                key.encode()
         return read_form(flat), ""
+    except UnicodeEncodeError as error:
+        return LocalForm((), (), ()), f"the key {error.object!a} cannot be written as UTF-8"
     except UnreadableValueError as error:
         return LocalForm((), (), ()), str(error)
     except Exception as error:  # noqa: BLE001 - a class of the user may raise anything

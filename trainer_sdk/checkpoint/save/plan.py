@@ -107,7 +107,7 @@ def make_plan(
     `state` has the objects that `flat` was made from. Only files need names that all ranks share.
     """
     local, error = form_of(flat)
-    state = state or {}
+    state = {} if error or state is None else state
     buffers, numbering = buffers_in(state, flat), numbering_of(state) if to_files else {}
     told = group.gather(Description(local.pieces, mark, error, buffers, numbering), Description)
     for rank, description in enumerate(told):

@@ -106,10 +106,11 @@ def test_an_image_with_all_pieces_has_them_after_the_file() -> None:
         assert plan.image_bytes > plan.file_bytes
 
 
-def test_all_ranks_learn_that_one_cannot_save() -> None:
+@pytest.mark.parametrize("bad", [{"it": lambda: None}, {"\ud800": 1}, {"\ud800": torch.ones(2)}])
+def test_all_ranks_learn_that_one_cannot_save(bad: dict[str, Any]) -> None:
     def one(group: RankGroup) -> str:
         try:
-            plan_of({"it": (lambda: None) if group.rank else 1}, group)
+            plan_of(bad if group.rank else {"it": 1}, group)
         except PlanError as error:
             return str(error)
         return ""
