@@ -62,6 +62,32 @@ async def test_a_part_of_a_stalled_rank_that_an_exception_ended_is_the_cause(
     assert (await judged(case(trigger="rank_stalled", stalls=stalls(2)), dumps)).ranks == (2,)
 
 
+async def test_a_dead_thread_is_less_than_the_cause_where_the_main_thread_waits_for_none() -> None:
+    """A lock of its own holds it; a thread that feeds a queue would leave it in `get`."""
+    head = b"Exception in thread metrics:\n"
+    log = pack([ArchiveMember(2, "txt", head + TRACEBACK)], {})
+    case_of_2 = case(trigger="rank_stalled", stalls=stalls(2))
+    others = [ArchiveMember(rank, "json", stack(*ALL_REDUCE)) for rank in (0, 1, 3)]
+    alone = ArchiveMember(2, "json", stack(STEP))
+    in_get = ArchiveMember(2, "json", stack(("get", "/lib/python3.11/queue.py", 171), STEP))
+    own = await judged(case_of_2, {"log": log, "stacks": pack([*others, alone], {})})
+    assert own.ranks == (2,)
+    assert "train.py:40" in own.reason
+    fed = await judged(case_of_2, {"log": log, "stacks": pack([*others, in_get], {})})
+    assert "its thread metrics ended by an exception" in fed.reason
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL", "SIGSEGV"])
+async def test_an_exception_that_was_caught_is_not_the_cause_of_a_later_signal(name: str) -> None:
+    """One that ends a script is on record; a script may write any other, and go on."""
+    killed = end(1, how="signal", exit_code=None, signal=name)
+    log = {"log": pack([ArchiveMember(1, "txt", TRACEBACK)], {})}
+    verdict = await judged(case(ends=(killed, lost_peer(0), lost_peer(2))), log)
+    assert verdict.ranks == (1,)
+    assert verdict.kind != "python_exception"
+    assert "KeyError" not in verdict.reason
+
+
 async def test_who_never_came_to_a_collective_is_named_from_the_recorders() -> None:
     found = await judged(HANG, {"flight_recorder": recorders(2, 3)})
     assert (found.cause, found.ranks, found.nodes) == ("user_code", (2,), ())

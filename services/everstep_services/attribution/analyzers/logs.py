@@ -27,6 +27,9 @@ from everstep_services.attribution.log_analysis.origins import Origin
 from everstep_services.attribution.log_analysis.report import Failure, LogReport
 from everstep_services.attribution.log_analysis.rules import shipped
 from everstep_services.attribution.log_analysis.tracebacks import Traceback, links_exceptions
+from everstep_services.attribution.stack_analysis.files import read_content
+from everstep_services.attribution.stack_analysis.rules import shipped as stack_rules
+from everstep_services.attribution.stack_analysis.stacks import RankStacks
 
 _QUOTED = 240
 _ALTERNATIVE = 0.5
@@ -59,6 +62,8 @@ _PART = re.compile(
 """The line before the traceback of an exception that ended a part of a process only."""
 _OF_PART = 0.9
 """The strength for such an exception of a rank that has stalled and waits for no other rank."""
+_FOR_ANOTHER_PART = frozenset({"lock", "data_wait", "subprocess", "unknown"})
+"""Activities of a main thread that may wait for what such a part does not do any more."""
 _PORT = "rdma_port"
 """A port that a rank's NCCL has lost is its node's; where several ranks did, a switch may be it."""
 _BYTES_MOST = 64 << 20
@@ -66,8 +71,9 @@ _BYTES_MOST = 64 << 20
 
 async def analyze(incident: Incident) -> Sequence[Claim]:
     """Return claims from ranks' lines, and from the lines of each node's kernel about that node."""
+    dumps, _ = await incident.by_rank("stacks")
     claims = await asyncio.to_thread(
-        _of_ranks, incident.case, await _read(incident, "log", "console")
+        _of_ranks, incident.case, await _read(incident, "log", "console"), dumps
     )
     kernels: dict[str, list[_Read]] = {}
     for read in await _read(incident, _KERNEL):
@@ -92,15 +98,22 @@ async def _read(incident: Incident, *kinds: str) -> Sequence[_Read]:
     return read
 
 
-def _of_ranks(case: Case, read: Sequence[_Read]) -> list[Claim]:
+def _of_ranks(case: Case, read: Sequence[_Read], dumps: Mapping[int, bytes]) -> list[Claim]:
     pieces = [piece for piece, _, _ in read]
     failed = {end.rank for end in first_ends(case)}
     survivors = {stall.rank for stall in case.stalls} - failed
-    parts = list(_of_parts(case, read, failed))
+    by_signal = {
+        end.rank
+        for end in first_ends(case)
+        if end.signal not in (None, "SIGABRT") and not end.error_name
+    }
+    # Of these ranks somebody caught the exception: one that ends a script is on record.
+    caught = dict.fromkeys(survivors, _WEAK) | dict.fromkeys(by_signal, _OF_ANOTHER)
+    parts = list(_of_parts(case, read, failed, _not_waiting(dumps)))
     names = {(part.fingerprint, *part.ranks) for part in parts}
     claims = [
-        replace(claim, strength=claim.strength * _WEAK)  # somebody caught the exception
-        if failure.frames and failure.rank in survivors
+        replace(claim, strength=claim.strength * caught[failure.rank])
+        if failure.frames and failure.rank in caught
         else claim
         for claim, failure in _claims(
             _report(read, case.world_size or None), pieces, is_kernel=False
@@ -110,7 +123,21 @@ def _of_ranks(case: Case, read: Sequence[_Read]) -> list[Claim]:
     return [*(_without_echo(claim, case) for claim in claims), *parts]
 
 
-def _of_parts(case: Case, read: Sequence[_Read], failed: Collection[int]) -> Iterator[Claim]:
+def _not_waiting(dumps: Mapping[int, bytes]) -> Collection[int]:
+    """The ranks whose main thread waits for no other part of its process, as its stack shows."""
+    stacks = (read_content(data, rank, f"rank {rank}") for rank, data in dumps.items())
+    return {
+        it.rank
+        for it in stacks
+        if isinstance(it, RankStacks)
+        and it.main is not None
+        and stack_rules().state(it.main).activity not in _FOR_ANOTHER_PART
+    }
+
+
+def _of_parts(
+    case: Case, read: Sequence[_Read], failed: Collection[int], not_waiting: Collection[int]
+) -> Iterator[Claim]:
     """Threads, tasks and child processes that an exception ended in ranks that lived on."""
     stalled = {stall.rank: stall.is_waiting_for_ranks for stall in case.stalls}
     for piece, rank, data in read:
@@ -130,6 +157,8 @@ def _of_parts(case: Case, read: Sequence[_Read], failed: Collection[int]) -> Ite
             says = f"rank {rank}: {_part_of(lines[at])} ended by an exception"
             says += f": {failure.quote[:_QUOTED]}"
             strength = _OF_PART if is_suspect else _OF_PART * _OF_ANOTHER
+            if is_suspect and rank in not_waiting:
+                strength *= _WEAK
             yield replace(claim, says=says, strength=strength)
 
 
