@@ -192,7 +192,11 @@ class Session:
 
         The control plane decides.
         """
-        self._link.send("requested", f'"kind":{quoted(kind)},"reason":{quoted(reason)}')
+        self._request(kind, reason)
+
+    def _request(self, kind: str, reason: str, origin: str = "script") -> None:
+        body = f'"kind":{quoted(kind)},"reason":{quoted(reason)},"origin":{quoted(origin)}'
+        self._link.send("requested", body)
 
     def trace_kernels(self, *, every_s: float = 10.0) -> bool:
         """Measure for the agent how long kernels take on this rank's accelerator.

@@ -80,6 +80,8 @@ class Requested(WireLine, frozen=True, kw_only=True):
     kind: Literal["exclude", "restart", "stop"]
     """Exclude this node from the next round; end the round, and form another; stop the job."""
     reason: str = ""
+    origin: Literal["script", "numerics"] = "script"
+    """Who asks: the script itself, or `run.numerics` about a result that cannot be right."""
 
 
 class Injected(WireLine, frozen=True, kw_only=True):

@@ -38,6 +38,8 @@ WAITS = f"{SECONDARY}waits"
 
 IN_PROCESS: IncidentCause = "restarted_in_process"
 NUMERICS: IncidentCause = "numerics"
+OF_NO_PERSON = frozenset({"service", NUMERICS})
+"""Origins of requests that no person makes, as `operator_acted.origin` has them."""
 BY_MONITOR = "monitor"
 """`rank_stalled.signal` of a rank that the monitor of its in-process restart ends."""
 

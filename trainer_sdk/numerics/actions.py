@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from trainer_sdk.numerics.agreement import RankPlace
@@ -109,8 +110,9 @@ class NumericsActions:
         if act.action in ("rollback", "skip"):
             return self._go_back(doubt, act)
         if act.action == "exclude":
-            refusal = self._rollback.exclude(made, ranks)
-            self._report(doubt, act, "refused" if refusal else "done", reason=refusal)
+            report = partial(self._report, doubt, act, "done")
+            if refusal := self._rollback.exclude(made, ranks, report):
+                self._report(doubt, act, "refused", reason=refusal)
             return StepDecision(is_accepted=True)
         self._report(doubt, act, "done")  # the next two end the ranks
         if act.action == "stop":
@@ -124,8 +126,6 @@ class NumericsActions:
         if self._batches is None:
             self._report(doubt, act, "refused", reason="the batches are not those of numerics")
             return StepDecision(is_accepted=True)
-        if not self._rollback.is_in_place:
-            self._report(doubt, act, "done")  # the ranks end there
         result = self._rollback.back_to(
             act.before_step or doubt.moved_at,
             self._batches,
@@ -133,6 +133,7 @@ class NumericsActions:
             step=doubt.step,
             reason=act.reason,
             samples=act.span if act.action == "skip" else None,
+            before_restart=partial(self._report, doubt, act, "done"),
         )
         if result.to_step is None:
             self._report(doubt, act, "refused", reason=result.refusal)
@@ -214,6 +215,7 @@ class NumericsActions:
                 outcome=outcome,
                 reason=reason or act.reason,
                 to_step=to_step,
+                lost_steps=0 if to_step is None else max(doubt.present - 1 - to_step, 0),
                 samples_from=samples[0],
                 samples_to=samples[1],
             )

@@ -64,6 +64,7 @@ class ActedEvent(NumericsEvent, frozen=True, kw_only=True, omit_defaults=True):
     outcome: str
     reason: str
     to_step: int | None = None
+    lost_steps: int = 0
     samples_from: int | None = None
     samples_to: int | None = None
 

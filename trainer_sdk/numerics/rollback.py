@@ -4,7 +4,7 @@ Each act is recorded in `numerics.json` before any rank acts on it.
 """
 
 import time
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -76,7 +76,7 @@ class Rollback:
         """Whether `back_to` returns, and the training goes on in this process."""
         return self._checkpointer is not None
 
-    def back_to(
+    def back_to(  # noqa: PLR0913 - what is recorded of an act, and what is reported
         self,
         moved_at: int,
         batches: Batches[Any],
@@ -85,30 +85,37 @@ class Rollback:
         step: int,
         reason: str,
         samples: Positions | None = None,
+        before_restart: Callable[[], None] = lambda: None,
     ) -> RollbackResult:
         """Go back to the newest checkpoint with a step below `moved_at`; pass over `samples`.
 
-        In place, the caller goes on with the next batch. Otherwise it does not return.
+        In place, the caller goes on with the next batch. Otherwise it does not return, unless it is
+        refused; `before_restart` is called before the ranks end.
         """
         action = "rollback" if samples is None else "skip"
         act = record(case, action, step, reason, before_step=moved_at, samples=samples)
         if self._checkpointer is None:
-            return RollbackResult(None, self._restart(act))
+            return RollbackResult(None, self._restart(act, before_restart))
         restored = self._checkpointer.roll_back(self._state, act, self.skips)
         if isinstance(restored, str):
             return RollbackResult(None, restored)
         batches.rewind(restored.step, self.skips.spans)
         return RollbackResult(restored.step)
 
-    def exclude(self, act: ActRecord, ranks: Sequence[int]) -> str:
+    def exclude(self, act: ActRecord, ranks: Sequence[int], before: Callable[[], None]) -> str:
         """Ask that the nodes of these ranks leave; returns why the act was refused, or nothing.
 
-        If the act has a `before_step`, the next restore quarantines checkpoints from there on.
+        Under an agent it does not return then: the round ends, and the next one restores. If the
+        act has a `before_step`, that restore quarantines checkpoints from there on.
         """
-        why = self.skips.add(self._on_course(act))
-        if not why and self._group.rank in ranks:
-            self._session.request("exclude", act.reason)
-        return why
+        if why := self.skips.add(self._on_course(act)):
+            return why
+        before()
+        if self._group.rank in ranks:
+            self._ask("exclude", act.reason)
+        if self._session.is_watched:
+            self._await_end(act.reason)
+        return ""
 
     def move(self, act: ActRecord, after_step: int) -> str:
         """Save the state, and exit so that the ranks start again on other nodes.
@@ -137,11 +144,14 @@ class Rollback:
             course = (about.round, 0) if about.is_counted else _ANY_COURSE
         return msgspec.structs.replace(act, course=course)
 
+    def _ask(self, kind: str, reason: str) -> None:
+        self._session._request(kind, reason, origin="numerics")  # noqa: SLF001 - one package
+
     def _exit(self, code: int) -> NoReturn:
         self._group.gather(code, int)  # the first exit ends the others
         raise SystemExit(code)
 
-    def _restart(self, act: ActRecord) -> str:
+    def _restart(self, act: ActRecord, before: Callable[[], None]) -> str:
         """Quarantine suspect checkpoints, and have the training start again."""
         if self._storage is None:
             return "there is neither a checkpointer nor a root of checkpoints"
@@ -151,6 +161,7 @@ class Rollback:
         if why := self.skips.add(self._on_course(act)):
             return f"it cannot be recorded: {why}"
         self._finish()
+        before()
         return self._await_restart(act.reason)
 
     def _finish_killed(self) -> None:
@@ -188,7 +199,10 @@ class Rollback:
 
     def _await_restart(self, reason: str) -> NoReturn:
         if not self._group.rank:
-            self._session.request("restart", reason)
+            self._ask("restart", reason)
+        self._await_end(reason)
+
+    def _await_end(self, reason: str) -> NoReturn:
         deadline = time.monotonic() + (_ENDED_WITHIN_S if self._session.is_watched else 0.0)
         with self._session.section("roll back", "checkpoint"):
             while time.monotonic() < deadline:

@@ -143,7 +143,8 @@ async def pieces_of_evidence(
 
 async def _story(connection: AsyncConnection, job: str, row: Record) -> IncidentStory:
     numerics = await _numerics(connection, job, row["incident"])
-    has_ended = numerics is None  # else later incidents are about the ends in its round
+    # Of a case whose round went on: later incidents are about the ends in it.
+    has_ended = numerics is None or numerics["incident"] != row["incident"]
     exits = await _failures(connection, job, row["round"]) if has_ended else []
     actions = await _actions(connection, job, row["incident"])
     primary = await _primary(connection, job, row, actions) if has_ended else None
@@ -179,7 +180,8 @@ async def _with_restore(connection: AsyncConnection, job: str, row: Record) -> R
 
     Rendezvous closes the incident, and does not know the state: agents record its restore.
     """
-    if row["restored_step"] is not None or row["next_round"] is None:
+    is_another = row["next_round"] not in (None, row["round"])
+    if row["restored_step"] is not None or not is_another:
         return row
     here = tables.facts.c
     query = select(here.body).where(
@@ -278,8 +280,11 @@ async def _slow_ranks(connection: AsyncConnection, job: str, row: Record) -> Seq
 
 
 async def _numerics(connection: AsyncConnection, job: str, incident: str) -> Record | None:
-    cases = tables.numerics_cases
-    query = select(cases).where(cases.c.job == job, cases.c.incident == incident).limit(1)
+    """The case of an incident, or of one that the end of the round has taken over."""
+    cases, merged = tables.numerics_cases, tables.incidents.c
+    own = select(merged.incident).where(merged.job == job, merged.merged_into == incident)
+    is_of_it = (cases.c.incident == incident) | cases.c.incident.in_(own)
+    query = select(cases).where(cases.c.job == job, is_of_it).limit(1)
     rows = await _all(connection, query)
     return rows[0] if rows else None
 

@@ -309,6 +309,7 @@ def incident_fate() -> ColumnElement[Any]:
     here, later = tables.incidents.c, tables.incidents.alias("later").c
     repeated = exists().where(
         here.outcome == "recovered", later.job == here.job, later.round == here.next_round,
+        later.next_round.is_distinct_from(later.round),  # else its round went on
         later.first_n > here.first_n, later.fingerprint == here.fingerprint,
         later.is_transient.is_(False),
     )  # fmt: skip

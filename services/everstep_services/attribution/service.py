@@ -322,6 +322,8 @@ class Attribution:
 def is_due(case: Case, watch: WatchedIncident, now: float, settings: AttributionSettings) -> bool:
     """Whether a case must be judged now."""
     quiet_s = now - watch.changed_at
+    if case.outcome == "merged":
+        return False
     if case.verdict is not None:
         has_ended_again = case.last_round > case.round and not case.outcome and is_complete(case)
         return quiet_s >= (settings.quiet_s if has_ended_again else settings.again_after_s)

@@ -77,8 +77,8 @@ def test_why_tells_the_case_in_sentences(run: Run) -> None:
     for sentence in (
         "At step 41 the loss left its band: 9.5, expected 1 to 3",
         "It comes again on one device, and not on another: rank 3 gives 9.5 three times; "
-        "layers.7 is the first group of parameters that differs; its samples are 640 to 655",
-        "The training went back to step 39 and passes over samples 624 to 655: as the "
+        "layers.7 is the first group of parameters that differs; with data 640 to 655",
+        "The training went back to step 39 and passes over data 624 to 655: as the "
         "policy for persistent results says",
         "The training would ask that its node leaves, but the policy is to observe",
     ):

@@ -305,6 +305,26 @@ async def test_a_recovery_that_the_same_failure_ended_is_none(
     ]
 
 
+async def test_what_a_round_went_on_after_repeats_no_incident_and_restores_nothing(
+    api: Api, reader: httpx2.AsyncClient
+) -> None:
+    """Twice data broke the training in a round that had begun with a restore."""
+    await api.add(make("round_formed", job="j", round=2),
+                  make("checkpoint_restored", job="j", round=2, step=40))  # fmt: skip
+    for name in ("i1", "i2"):
+        await api.add(
+            make("incident_opened", incident=name, job="j", round=2, trigger="numerics"),
+            make("incident_closed", incident=name, job="j", round=2, outcome="recovered",
+                 trigger="", restored_step=None, next_round=2),
+            make("verdict_reached", incident=name, job="j", fingerprint="same", round=2,
+                 is_transient=False),
+        )  # fmt: skip
+        shown = await get(reader, f"jobs/j/incidents/{name}")
+        assert (shown["outcome"], shown["restored_step"]) == ("recovered", None)
+    shown = await get(reader, "jobs/j/incidents/i1")
+    assert shown["outcome"] == "recovered"
+
+
 async def test_a_job_says_what_is_left_of_its_budgets(api: Api, reader: httpx2.AsyncClient) -> None:
     """REST has what is left of each budget (A4.6)."""
     await api.add(*whole())

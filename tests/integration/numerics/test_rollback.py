@@ -140,10 +140,13 @@ def test_until_the_ranks_have_left_they_save_what_the_next_restore_quarantines(
     with opened(root) as saves:
         rollback = Rollback(state, session(), checkpointer=saves)
         if action == "exclude":
-            assert rollback.exclude(act(action), [3, 4]) == ""
+            monkeypatch.setattr("trainer_sdk.numerics.rollback._ENDED_WITHIN_S", 0.0)
+            with pytest.raises(RestartNeededError):
+                rollback.exclude(act(action), [3, 4], lambda: None)
             assert requests(watch) == []  # this is rank 0
             again = record("d", action, 7, "it is nan", before_step=5)
-            assert rollback.exclude(again, [0]) == ""
+            with pytest.raises(RestartNeededError):
+                rollback.exclude(again, [0], lambda: None)
             assert requests(watch) == [("exclude", "it is nan")]
             saves.save(8, state_of(8), wait=True)
         else:
@@ -155,6 +158,12 @@ def test_until_the_ranks_have_left_they_save_what_the_next_restore_quarantines(
     assert restored(root) == 4
     suspect = {6, 8} if action == "exclude" else {6}
     assert quarantined(root) == dict.fromkeys(suspect, "numerics")
+
+
+def test_without_an_agent_nobody_can_leave_and_the_training_goes_on(root: Path) -> None:
+    with opened(root) as saves:
+        rollback = Rollback(state_of(), UNWATCHED, checkpointer=saves)
+        assert rollback.exclude(act("exclude"), [0], lambda: None) == ""
 
 
 def test_a_move_saves_the_step_before_and_nothing_is_quarantined(root: Path) -> None:

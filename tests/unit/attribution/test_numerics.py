@@ -57,7 +57,7 @@ async def test_a_result_that_did_not_come_again_needs_no_restart() -> None:
 async def test_a_result_that_comes_everywhere_is_of_its_data() -> None:
     found = await verdict("correct_but_unexpected", samples_from=4096, samples_to=4160, node="")
     assert (found.cause, found.nodes, found.retry) == ("data", (), "after_change")
-    assert found.reason.endswith("with samples 4096 to 4159")
+    assert found.reason.endswith("with data 4096 to 4159")
     found = await verdict("correct_but_unexpected", node="")
     assert (found.cause, found.nodes) == ("user_code", ())
 
@@ -67,6 +67,7 @@ async def test_a_result_that_comes_everywhere_is_of_its_data() -> None:
     [
         ("not_reproducible_and_not_local", {"ranks": (), "node": ""}),
         ("replica_differs", {"ranks": (1, 3), "node": "n0"}),  # of two replicas, nobody is odd
+        ("replica_differs", {"ranks": (2, 3), "node": "n1"}),  # nor if both are on a node
         ("a kind of a newer release", {}),
     ],
 )

@@ -216,3 +216,18 @@ def test_steps_made_again_cost_what_they_had_taken_without_the_stall_among_them(
     assert got["stall"] == 60
     assert got["lost_steps"] == pytest.approx(10, abs=0.2)
     assert got["productive"] == pytest.approx(1010 - 10 + 4, abs=0.2)
+
+
+def test_steps_that_a_round_goes_back_over_are_lost_in_that_round() -> None:
+    """Round 2 goes back 40 steps after 100 s, which takes 5 s; round 1 loses none."""
+    facts = [
+        started(), *round_of(1, formed=1, ran=2, first=3), progress(63, 1, 60, 60.0),
+        ended(63, 1, "operator"), *round_of(2, formed=64, ran=65, first=66),
+        at(171, "incident_closed", round=2, incident="i", outcome="recovered", lost_steps=40,
+           next_round=2, lost_s=0.0, ledger=Ledger(other_s=5.0)),
+        progress(266, 2, 100, 200.0),
+    ]  # fmt: skip
+    got = spent(facts, 266)
+    assert (got["lost_steps"], got["productive"]) == (80, 60 + 200 - 80)
+    lost = spent(facts, 266, since_s=86, until_s=166)
+    assert lost == {"lost_steps": 80}

@@ -61,6 +61,14 @@ def test_the_same_failure_in_the_next_round_makes_a_recovery_a_repetition() -> N
     assert world.after(1000) == []
 
 
+def test_a_failure_after_which_the_round_went_on_repeats_nothing() -> None:
+    world = World()
+    for incident in ("i1", "i2"):
+        world.take(opened(incident), replace(closed(incident), next_round=1), verdict(incident, 1))
+        world.after(400)
+    assert {one.notice.outcome for one in world.sent} == {"recovered"}
+
+
 def test_another_failure_leaves_the_recovery_and_is_told_before_the_end() -> None:
     world = World()
     world.take(*failure("i1", 1, "a"))

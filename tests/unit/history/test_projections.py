@@ -106,6 +106,11 @@ def test_a_leader_comes_with_all_its_followers_and_they_only_with_it(fact: type[
                 assert {name in values for name in followers} == {leader in values}
 
 
+def test_steps_that_a_training_goes_back_over_are_lost() -> None:
+    acts = [make("numerics_acted", job="j", case=case, lost_steps=7) for case in "ab"]
+    assert row(JOBS, ("j",), *acts)["lost_steps"] == 14
+
+
 def test_a_fact_about_the_cluster_makes_no_job() -> None:
     tables = tables_of([[make("node_lost", job="_cluster", round=None)]])
     assert (tables["jobs"], list(tables["nodes"])) == ({}, [("node-07",)])
@@ -335,4 +340,4 @@ def test_shapes_only_change_with_their_version() -> None:
         for shape in PROJECTED
     }
     said = repr([(shape.name, dict(shape.key), columns[shape.name]) for shape in PROJECTED])
-    assert (VERSION, hashlib.sha256(said.encode()).hexdigest()[:12]) == (23, "61935dcac56c")
+    assert (VERSION, hashlib.sha256(said.encode()).hexdigest()[:12]) == (24, "0f9135a321f5")

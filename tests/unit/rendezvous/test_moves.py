@@ -2,11 +2,16 @@
 
 from typing import Any
 
+import pytest
+
 from everstep.messages import (
     ActionDecided,
+    DrainNode,
     IncidentClosed,
     IncidentOpened,
     JobEnded,
+    OperatorActed,
+    RestartJob,
     RoundEnded,
     RoundFormed,
 )
@@ -86,6 +91,29 @@ def test_ranks_that_reject_their_result_end_the_job_for_good() -> None:
     assert (ended.state, ended.exit_code, world.doc.restarts) == ("stopped", 93, 0)
     assert world.of(IncidentClosed)[-1].trigger == "numerics"
     assert world.join("n0", allocation="b")[0].exit_code == 93, "a requeue does not bring it back"
+
+
+@pytest.mark.parametrize("origin", ["numerics", "script"])
+@pytest.mark.parametrize("kind", [RestartJob, DrainNode])
+def test_a_round_that_ends_for_a_result_is_an_incident_that_costs_no_restart(
+    kind: type[RestartJob | DrainNode], origin: str
+) -> None:
+    """What a script itself asks for is none."""
+    world = World(spec(2, max_restarts=0)).started("n0", "n1")
+    world.join("n2")
+    place: dict[str, Any] = {"round": 1} if kind is RestartJob else {"node": "n1"}
+    world.apply(kind(job="j", by="rank 0 of n0", reason="it spiked", origin=origin, **place))
+    world.back("n0", "n1")
+    world.run()
+    (ended,) = world.of(RoundEnded)
+    closed = world.of(IncidentClosed)
+    assert (world.doc.round, world.doc.restarts) == (2, 0)
+    if origin == "script":
+        assert (ended.cause, closed) == ("operator", [])
+        return
+    assert (ended.cause, closed[0].outcome, closed[0].next_round) == ("numerics", "recovered", 2)
+    assert closed[0].reason.startswith("rank 0 of n0")
+    assert world.of(OperatorActed)[0].origin == "numerics"
 
 
 def test_a_word_of_a_newer_release_is_a_failure() -> None:

@@ -46,7 +46,8 @@ class OperatorActed(Fact, frozen=True, kw_only=True, tag="operator_acted.v1"):
     reason: str
     """Why the action was asked for, and why it was refused if so."""
     origin: Name = ""
-    """The interface: `rest`, `cli`, `script` or `signal`."""
+    """The interface: `rest`, `cli`, `script` or `signal`; `service` or `numerics` for a request
+    that no person makes."""
 
 
 class OperatorQuestion(Protocol):

@@ -1,6 +1,7 @@
 """Results of a training that cannot be right: suspected, judged, acted upon; and determinism."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from everstep.messages.base import Count, Int, Name, Part, RoundFact
 
@@ -13,6 +14,42 @@ _SIGNALS: Mapping[str, str] = {
     "restored_loss": "the loss does not go on where the checkpoint was saved",
     "results_differ": "a second run of the step gave another result",
 }
+
+
+_ACTS: Mapping[str, tuple[str, str]] = {
+    "again": ("made the step again", "make the step again"),
+    "rollback": ("went back{step}", "go back{step}"),
+    "skip": ("went back{step} and passes over {data}", "go back{step} and pass over {data}"),
+    "exclude": ("asked that its node leaves", "ask that its node leaves"),
+    "stop": ("stopped", "stop"),
+    "move": ("moves to other nodes", "move to other nodes"),
+}
+"""Each action once it is done, and as it could be done."""
+
+
+def told_act(act: Mapping[str, Any], judgement: str) -> str:
+    """What followed, from the fields of `numerics_acted`; with the reason unless that is known."""
+    why = "" if act["reason"] in judgement else f": {act['reason']}"
+    if act["action"] == "observe":
+        return f"nothing was done{why or ', as the policy is to observe'}"
+    done, undone = _ACTS.get(act["action"], (act["action"], act["action"]))
+    match act["outcome"]:
+        case "done":
+            text = f"the training {done}"
+        case "observed":
+            text = f"the training would {undone}, but the policy is to observe"
+        case _:
+            text = f"the training could not {undone}"
+    step = "" if act["to_step"] is None else f" to step {act['to_step']}"
+    data = told_data(act["samples_from"], act["samples_to"])
+    return f"{text.replace('{step}', step).replace('{data}', data)}{why}"
+
+
+def told_data(first: int | None, end: int | None) -> str:
+    """Data by their positions: numbers of samples, or of batches of a loader without them."""
+    if first is None:
+        return "data"
+    return f"data from position {first}" if end is None else f"data {first} to {end - 1}"
 
 
 def told_signal(signal: str) -> str:
@@ -91,25 +128,28 @@ class NumericsJudged(NumericsFact, frozen=True, kw_only=True, tag="numerics_judg
     elsewhere_by: Count | None = None
     """That other rank; None where it was not run elsewhere."""
     samples_from: Count | None = None
-    """The position in the data of the step's first sample, where that is known."""
+    """The position in the data where the step begins, if that is known: the number of a sample, or
+    of a batch of a loader whose samples have no position."""
     samples_to: Count | None = None
-    """The position after its last sample."""
+    """The position after its last data."""
 
 
 class NumericsActed(NumericsFact, frozen=True, kw_only=True, tag="numerics_acted.v1"):
     """What followed from the judgement of a result; the agent of rank 0 sends this."""
 
     action: Name
-    """`again` (the step was made again), `rollback`, `skip` (also the samples are passed over),
+    """`again` (the step was made again), `rollback`, `skip` (also data are passed over),
     `exclude` (the node leaves), `stop`, `move` (to other nodes) or `observe` (nothing)."""
     outcome: Name
     """`done`, `observed` (the policy is only to observe) or `refused`."""
     reason: str
     """Why."""
     to_step: Count | None = None
-    """The step from which the training goes on."""
+    """The step from which the training goes on, in the same round."""
+    lost_steps: Count = 0
+    """The steps after `to_step` that were made, and do not count any more."""
     samples_from: Count | None = None
-    """The position in the data of the first sample that is passed over."""
+    """The position of the first data that are passed over."""
     samples_to: Count | None = None
     """The position after the last one."""
 

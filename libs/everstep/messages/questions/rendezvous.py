@@ -230,7 +230,7 @@ class StopJob(Question, frozen=True, kw_only=True, tag="stop_job.v1"):
     save_first: bool = True
     """Save at the next step boundary before stopping."""
     origin: Name = ""
-    """The interface: `rest`, `cli` or `script`."""
+    """The interface: `rest`, `cli` or `script`; `numerics` for a result that cannot be right."""
 
 
 class RestartJob(Question, frozen=True, kw_only=True, tag="restart_job.v1"):
@@ -247,7 +247,7 @@ class RestartJob(Question, frozen=True, kw_only=True, tag="restart_job.v1"):
     save_first: bool = False
     """Save at the next step boundary before stopping."""
     origin: Name = ""
-    """The interface: `rest`, `cli` or `script`."""
+    """The interface: `rest`, `cli` or `script`; `numerics` for a result that cannot be right."""
 
 
 class RequestSave(Question, frozen=True, kw_only=True, tag="request_save.v1"):
@@ -276,7 +276,7 @@ class DrainNode(Question, frozen=True, kw_only=True, tag="drain_node.v1"):
     within_s: float | None = None
     """After this time the node leaves without a save."""
     origin: Name = ""
-    """The interface: `rest`, `cli` or `script`."""
+    """The interface: `rest`, `cli` or `script`; `numerics` for a result that cannot be right."""
 
 
 class RequestEvidence(Question, frozen=True, kw_only=True, tag="request_evidence.v1"):

@@ -34,7 +34,7 @@ NUMERICS_ACTS = ProjectedTable(
         **least(int="n"),
         **once(
             text="job case action outcome reason",
-            int="round at_us to_step samples_from samples_to",
+            int="round at_us to_step lost_steps samples_from samples_to",
         ),
     },
 )

@@ -37,7 +37,7 @@ from everstep_services.agent.ranks.setup import read_error
 from everstep_services.agent.ranks.source import RankSource
 from everstep_services.agent.replicas.node_checkpoints import NodeCheckpoints
 from everstep_services.agent.runtime.background import BackgroundLoops
-from everstep_services.agent.telemetry.numerics import NumericsRecorder
+from everstep_services.agent.telemetry.numerics import NumericsRecorder, steps_back
 from everstep_services.agent.telemetry.progress import beat_of
 from everstep_services.agent.telemetry.step_figures import StepCounter, StepsMade
 from everstep_services.agent.timings.monitor import RoundPosition, TimingMonitor
@@ -192,7 +192,9 @@ class AttachedService:
             case Checkpointed() as message:
                 self._checkpoints.said(message)
             case NumericsReported() as message:
-                self._recorder.keep(*self._numerics.heard(event.round, message))
+                facts = self._numerics.heard(event.round, message)
+                self._steps.went_back(steps_back(facts))
+                self._recorder.keep(*facts)
             case Restarted(is_without=True) as message:
                 self._do(self._here.went_on(message.lost, self._clock.now()))
             case Restarted() as message:

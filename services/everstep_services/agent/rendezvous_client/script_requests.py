@@ -72,14 +72,16 @@ class ScriptRequests:
 
     def _wish(self, request: Requested, reason: str) -> _Wanted:
         job, node, by = self._plan.job, self._plan.node, f"rank {request.rank} of {self._plan.node}"
+        origin = request.origin
         if request.kind == "stop":
-            return _Wanted("stop", StopJob(job=job, by=by, reason=reason, origin="script"))
+            return _Wanted("stop", StopJob(job=job, by=by, reason=reason, origin=origin))
         if request.kind == "restart":
-            again = RestartJob(job=job, by=by, reason=reason, round=request.round, origin="script")
+            again = RestartJob(job=job, by=by, reason=reason, round=request.round, origin=origin)
             return _Wanted("restart", again)
         drain = DrainNode(
-            job=job, node=node, by=by, reason=reason, origin="script",
-            within_s=self._plan.preempt_grace_s,
+            job=job, node=node, by=by, reason=reason, origin=origin,
+            # Saves since a wrong result are not restored.
+            within_s=None if origin == "numerics" else self._plan.preempt_grace_s,
         )  # fmt: skip
         return _Wanted("drain", drain)
 

@@ -9,15 +9,19 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec.structs import asdict
+
 from everstep.clock import Clock
 from everstep.messages import (
     CollectEvidence,
     Fact,
     FaultInjected,
+    NumericsActed,
     RanksStopped,
     RankStarted,
     StartRanks,
 )
+from everstep.messages.facts.numerics import told_act
 from everstep_services.agent.core import actions
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.core.exit import RankExit
@@ -42,7 +46,7 @@ from everstep_services.agent.stalls.recorder import StallRecorder
 from everstep_services.agent.telemetry.evidence import EvidenceCollection, EvidenceRecorder
 from everstep_services.agent.telemetry.facts import AgentFacts
 from everstep_services.agent.telemetry.first_collective import FirstCollective
-from everstep_services.agent.telemetry.numerics import NumericsRecorder
+from everstep_services.agent.telemetry.numerics import NumericsRecorder, steps_back
 from everstep_services.agent.telemetry.progress import ProgressReader
 from everstep_services.agent.telemetry.saves import CoordinatedSaves
 from trainer_sdk.wire import (
@@ -233,8 +237,12 @@ class RankEvents:
                 self._agent.injected(fault)
                 observers.record(fault)
             case Restarted() | NumericsReported() as message:
-                for reported in self._facts_of(order, event.rank, message):
+                facts = self._facts_of(order, event.rank, message)
+                observers.progress.went_back(steps_back(facts))
+                for reported in facts:
                     observers.record(reported)
+                    if isinstance(reported, NumericsActed) and reported.outcome == "refused":
+                        self._workdir.say(told_act(asdict(reported), ""), is_warning=True)
             case Requested() as message:
                 observers.requests.hear(message)
             case Checkpointed() as message:
@@ -412,7 +420,7 @@ class RankEvents:
             last += observers.progress.ends()
             observers.stalls.ends()
             observers.checkpoints.ends()
-            last += observers.numerics.ends()
+            last += observers.numerics.ends(incident=stop.incident)
         if observers.logs is not None:
             with unharmed("the output of a round"):
                 observers.logs.ends()

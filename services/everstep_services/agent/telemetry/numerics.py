@@ -4,7 +4,7 @@ Pure, but for the ids of facts. A report that cannot be read is dropped, with a 
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from everstep.messages import (
     NumericsJudged,
     NumericsSuspected,
 )
+from everstep.messages.facts.numerics import told_act
 from everstep_services.agent.telemetry.facts import AgentFacts
 from trainer_sdk.wire import NumericsReported
 
@@ -42,6 +43,8 @@ _KINDS: Mapping[str, type[Fact]] = {
 }
 _OF_NO_RANK = frozenset({"correct_but_unexpected", "not_reproducible_and_not_local"})
 """Judgements whose ranks are only those on which the result was seen."""
+_GOES_ON = frozenset({"again", "observe"})
+"""Actions after which the round goes on. The others end it, but for a roll-back in place."""
 _CERTAIN = frozenset({"nan", "inf", "replicas_differ"})
 """Signals that open an incident before they are judged: no healthy training has them."""
 
@@ -64,6 +67,8 @@ class NumericsRecorder:
         self._records = records
         self._clock = clock
         self._open: _OpenCase | None = None
+        self._ending: list[_OpenCase] = []
+        """Those whose actions end the round: the incident of its end takes them over."""
         self._incidents: dict[str, str] = {}
         """The incidents of the newest cases."""
         self._unjudged: set[tuple[int, str]] = set()
@@ -90,7 +95,7 @@ class NumericsRecorder:
             return [fact]
         before: list[Fact] = []
         if self._open is not None and self._open.case != fact.case:
-            before = self.ends("another unexpected result followed")
+            before = self._closed("another unexpected result followed", "recovered", 0)
         return before + self._of_case(fact)
 
     def _of_case(self, fact: NumericsFact) -> list[Fact]:
@@ -132,17 +137,24 @@ class NumericsRecorder:
     def _acted(self, fact: NumericsActed) -> list[Fact]:
         if self._open is None:
             return []
-        is_stop = fact.action == "stop" and fact.outcome == "done"
-        lost = 0 if fact.to_step is None else max(fact.step - fact.to_step, 0)
-        told = {"done": fact.action, "observed": "nothing was done"}
-        text = told.get(fact.outcome, f"{fact.action} was refused")
-        if fact.reason and fact.reason not in self._open.reason:
-            text = f"{text}: {fact.reason}"
-        return self._closed(text, "stopped" if is_stop else "recovered", lost, fact.to_step)
+        text = told_act(msgspec.structs.asdict(fact), self._open.reason)
+        if fact.outcome == "done" and fact.action not in _GOES_ON and fact.to_step is None:
+            self._open.reason += f"; {text}"
+            self._ending.append(self._open)
+            self._open = None
+            return []
+        outcome: IncidentOutcome = "failed" if fact.outcome == "refused" else "recovered"
+        return self._closed(text, outcome, fact.lost_steps, fact.to_step)
 
-    def ends(self, why: str = "the round ended") -> list[Fact]:
-        """Nothing follows from the open case any more."""
-        return self._closed(why, "recovered", 0)
+    def ends(self, incident: str | None = None) -> list[Fact]:
+        """The round has ended; the incident of its end takes over those that are open."""
+        ending, self._ending = self._ending, []
+        if self._open is not None:
+            self._open.reason += "; the round ended"
+            ending.append(self._open)
+            self._open = None
+        outcome: IncidentOutcome = "recovered" if incident is None else "merged"
+        return [self._end_of(case, case.reason, outcome, into=incident) for case in ending]
 
     def _closed(
         self, text: str, outcome: IncidentOutcome, lost: int, restored: int | None = None
@@ -151,13 +163,30 @@ class NumericsRecorder:
         case, self._open = self._open, None
         if case is None:
             return []
-        closed = IncidentClosed(
+        reason = f"{case.reason}; {text}"
+        return [self._end_of(case, reason, outcome, lost=lost, restored=restored)]
+
+    def _end_of(
+        self,
+        case: _OpenCase,
+        reason: str,
+        outcome: IncidentOutcome,
+        *,
+        lost: int = 0,
+        restored: int | None = None,
+        into: str | None = None,
+    ) -> IncidentClosed:
+        return IncidentClosed(
             **self._records.of_round(case.round), incident=case.incident, outcome=outcome,
-            reason=f"{case.reason}; {text}", restored_step=restored, lost_steps=lost,
-            next_round=case.round,
+            reason=reason, restored_step=restored, lost_steps=lost, merged_into=into,
+            next_round=case.round if into is None else None,
             ledger=Ledger(other_s=round(self._clock.now() - case.since, 3)),
         )  # fmt: skip
-        return [closed]
+
+
+def steps_back(facts: Iterable[Fact]) -> int:
+    """How many steps the training has gone back by what these facts report."""
+    return sum(fact.lost_steps for fact in facts if isinstance(fact, NumericsActed))
 
 
 def _case(line: NumericsReported) -> str:

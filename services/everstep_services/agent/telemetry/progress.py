@@ -84,6 +84,10 @@ class ProgressReader:
             figures=self._figures(order.first_rank, 1),
         )  # fmt: skip
 
+    def went_back(self, steps: int) -> None:
+        """The training has gone back within its round, and makes these steps again."""
+        self._steps.went_back(steps)
+
     def steps_again(self, order: StartRanks, rank: int, step: int) -> str:
         """What people must know of the first step of a round; empty for nothing."""
         return steps_again_in_words(order.round, self._numbered(rank, step), order.reached_step)

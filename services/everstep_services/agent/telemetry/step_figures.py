@@ -29,12 +29,12 @@ class StepCounter:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._said_at = clock.now()
-        self._said_step = 0
+        self._said_step = self._again = 0
 
     def begins(self) -> None:
         """A round begins."""
         self._said_at = self._clock.now()
-        self._said_step = 0
+        self._said_step = self._again = 0
 
     def first(self, step: int) -> StepsMade | None:
         """A rank has made its first step of the round."""
@@ -42,16 +42,22 @@ class StepCounter:
             return None
         return self._made(step, is_first=True, steps=1)
 
+    def went_back(self, steps: int) -> None:
+        """These steps are made again, and count twice."""
+        self._again += steps
+
     def since(self, step: int | None, *, is_last: bool = False) -> StepsMade | None:
         """The steps to record by now; at the end of a round, all that were not recorded yet."""
         is_due = is_last or self._clock.now() - self._said_at >= _EVERY_S
-        if not is_due or step is None or not 0 < self._said_step < step:
+        if not is_due or step is None or not self._said_step:
             return None
-        return self._made(step, is_first=False, steps=step - self._said_step)
+        steps = step - self._said_step + self._again
+        return self._made(step, is_first=False, steps=steps) if steps > 0 else None
 
     def _made(self, step: int, *, is_first: bool, steps: int) -> StepsMade:
         now = self._clock.now()
         took_s, self._said_at, self._said_step = now - self._said_at, now, step
+        self._again = 0
         return StepsMade(step, is_first, steps, round(took_s, 6))
 
 

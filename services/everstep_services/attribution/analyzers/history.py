@@ -28,10 +28,10 @@ def _of_case(case: Case) -> list[Claim]:
 def _repeatable(case: Case) -> Iterator[tuple[str, list[int]]]:
     """The failures, with their ranks, that would be the same if they came again.
 
-    A signal is not: somebody else may have sent it.
+    A signal is not: somebody else may have sent it. Nor is a code by which ranks ask for something.
     """
-    signals = {fingerprint_of(end) for end in case.ends if end.how == "signal"}
-    yield from (failure for failure in fingerprints(case).items() if failure[0] not in signals)
+    others = {fingerprint_of(end) for end in case.ends if end.how == "signal" or end.asks}
+    yield from (failure for failure in fingerprints(case).items() if failure[0] not in others)
 
 
 def _repeated(case: Case) -> Iterator[Claim]:

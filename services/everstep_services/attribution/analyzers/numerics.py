@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from everstep.incident_causes import NUMERICS
 from everstep.messages import Case, NumericsJudged
+from everstep.messages.facts.numerics import told_data
 from everstep.verdict_causes import VerdictCause
 from everstep_services.attribution.domain.claims import MOST_SAID, Claim
 from everstep_services.attribution.incident import Incident
@@ -35,7 +36,7 @@ def _of_result(case: Case, result: NumericsJudged) -> Claim:
             return _of_device(result, nodes, _REPRODUCED, is_transient=False)
         case "transient":
             return _of_device(result, nodes, _ONCE, is_transient=True)
-        case "replica_differs" if len(nodes) == 1:
+        case "replica_differs" if len(nodes) == 1 and _is_minority(case, result):
             return _of_device(result, nodes, _ODD, is_transient=None)
         case "correct_but_unexpected":
             return _of_data(result)
@@ -66,11 +67,16 @@ def _of_data(result: NumericsJudged) -> Claim:
             cause="user_code", kind=result.kind, says=_told(result), strength=_ONCE,
             is_transient=False, fact=result.id,
         )  # fmt: skip
-    samples = f"samples {result.samples_from} to {max(result.samples_to - 1, result.samples_from)}"
+    data = told_data(result.samples_from, result.samples_to)
     return Claim(
-        cause="data", kind=result.kind, says=f"{_told(result)}, with {samples}", strength=_ONCE,
+        cause="data", kind=result.kind, says=f"{_told(result)}, with {data}", strength=_ONCE,
         is_transient=False, fact=result.id,
     )  # fmt: skip
+
+
+def _is_minority(case: Case, result: NumericsJudged) -> bool:
+    """Whether most replicas are equal: of two that differ nobody knows which is wrong."""
+    return len(result.ranks) == 1 or 2 * len(result.ranks) < sum(it.ranks for it in case.members)
 
 
 def _told(result: NumericsJudged) -> str:

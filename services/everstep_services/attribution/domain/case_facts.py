@@ -335,7 +335,8 @@ class JobCases:
         return self._from_outside(fact, act)
 
     def _operated(self, fact: OperatorActed) -> str | None:
-        if fact.outcome != "accepted" or fact.action not in _ENDS_RANKS or fact.by == _OURSELVES:
+        is_ours = fact.by == _OURSELVES or fact.origin == NUMERICS
+        if fact.outcome != "accepted" or fact.action not in _ENDS_RANKS or is_ours:
             return None
         if fact.action == "drain_node" and not self._has_ranks(fact.target):
             return None  # a spare that leaves ends no ranks

@@ -8,6 +8,7 @@ from everstep.messages import (
     Case,
     CasesDocument,
     Fact,
+    IncidentClosed,
     NodeCheckFinished,
     NodeCleared,
     NodeSign,
@@ -62,6 +63,8 @@ class PastIncidents:
         match fact:
             case VerdictReached():
                 self._judged(fact, step)
+            case IncidentClosed(outcome="merged"):
+                self._past.pop(fact.incident, None)
             case NodeCheckFinished():
                 self._checked(fact)
             case NodeSuspected():

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from everstep.incident_causes import OF_NO_PERSON
 from everstep.incident_outcomes import INCIDENT_FATES
 from everstep.job_states import JOB_STATES, WITH_RANKS
 from everstep_services.cli.api.client import Api, job_path
@@ -134,7 +135,8 @@ def _acts_of_people(api: Api, job: str) -> list[Any]:
     acts = api.get(
         "facts", {"job": job, "kind": "operator_acted", "order": "desc", "limit": _ACTS_READ}
     )
-    return [act for act in acts["items"] if act["body"].get("origin") != "service"][:_SHOWN]
+    people = [act for act in acts["items"] if act["body"].get("origin") not in OF_NO_PERSON]
+    return people[:_SHOWN]
 
 
 def acts_page(acts: list[Any]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.output import print_answer, say, say_cut
 
 CASES = ("case", "step", "signal", "kind", "ranks", "node", "done", "at", "reason")
-CASES_WIDE = (*CASES, "round", "group", "samples", "incident")
+CASES_WIDE = (*CASES, "round", "group", "data", "incident")
 RESULTS = ("name", "round", "compared", "different", "largest", "steps", "again")
 
 
@@ -37,14 +37,16 @@ def print_numerics(
 
 def _case(case: Record) -> dict[str, Any]:
     suspected, judged = case["suspected"] or {}, case["judged"] or {}
-    first, end = judged.get("samples_from"), judged.get("samples_to")
+    parts = (part for part in (judged, *case["acts"]) if part.get("samples_from") is not None)
+    about: Record = next(parts, {})
+    first, end = about.get("samples_from"), about.get("samples_to")
     return {
         **case,
         "kind": case["kind"] or "not judged",
         "ranks": cell(judged.get("ranks") or suspected.get("ranks")),
         "node": cell(judged.get("node")),
         "group": cell(judged.get("group")),
-        "samples": "" if first is None or end is None else f"{first} to {end - 1}",
+        "data": "" if first is None or end is None else f"{first} to {end - 1}",
         "done": ", ".join(map(_act, case["acts"])),
         "at": moment(suspected.get("at") or judged.get("at")),
         "reason": brief(judged.get("reason") or suspected.get("reason")),

@@ -51,9 +51,16 @@ def segments(trace: GoodputTrace, now_s: float) -> list[LedgerSegment]:
         for number, allocation in enumerate(trace.allocations)
         for part in _parts(allocation, trace, _end_s(trace, number, now_s))
     ]
+    backs = [it for it in trace.closings.values() if it.went_back_s is not None]
+    parts = list(_cut(parts, sorted(it.went_back_s for it in backs if it.went_back_s is not None)))
     for allocation in trace.allocations:
         for here in allocation.rounds.values():
-            _take_lost_steps(parts, here, trace)
+            for back in backs:
+                if back.next_round == here.number and back.went_back_s is not None:
+                    lost_s = (back.lost_steps or 0) * _step_s(parts, trace, here, is_own=True)
+                    _take_lost_steps(parts, back.went_back_s, lost_s)
+            if here.formed_s is not None:
+                _take_lost_steps(parts, here.formed_s, _lost_s(parts, here, trace))
     return _taxed([part for part in parts if part.lasted_s > 0], trace)
 
 
@@ -174,15 +181,12 @@ def _trained(here: RoundTrace, from_s: float, until_s: float) -> Iterator[Ledger
     yield LedgerSegment(at_s, until_s, "productive", here.number)
 
 
-def _take_lost_steps(parts: list[LedgerSegment], here: RoundTrace, trace: GoodputTrace) -> None:
-    """Steps that had to be made again: the last that were made before this round formed."""
-    if here.formed_s is None:
-        return
-    left_s = _lost_s(parts, here, trace)
-    place = bisect_left(parts, here.formed_s, key=lambda part: part.from_s) - 1
+def _take_lost_steps(parts: list[LedgerSegment], before_s: float, left_s: float) -> None:
+    """Steps that had to be made again: the last that were made before."""
+    place = bisect_left(parts, before_s, key=lambda part: part.from_s) - 1
     while place >= 0 and left_s > 0:
         part = parts[place]
-        if part.time_class == "productive" and part.until_s <= here.formed_s:
+        if part.time_class == "productive" and part.until_s <= before_s:
             taken_s = min(left_s, part.lasted_s)
             cut_s = part.until_s - taken_s
             parts[place : place + 1] = [
@@ -194,12 +198,21 @@ def _take_lost_steps(parts: list[LedgerSegment], here: RoundTrace, trace: Goodpu
 
 
 def _lost_s(parts: Sequence[LedgerSegment], here: RoundTrace, trace: GoodputTrace) -> float:
-    closings = [closing for closing in trace.closings.values() if closing.next_round == here.number]
+    closings = [
+        closing
+        for closing in trace.closings.values()
+        if closing.next_round == here.number and closing.went_back_s is None
+    ]
     if lost_s := sum(closing.lost_s for closing in closings):
         return lost_s
     lost_steps = here.lost_steps or sum(closing.lost_steps or 0 for closing in closings)
-    if not lost_steps:
-        return 0.0
+    return lost_steps * _step_s(parts, trace, here, is_own=False) if lost_steps else 0.0
+
+
+def _step_s(
+    parts: Sequence[LedgerSegment], trace: GoodputTrace, here: RoundTrace, *, is_own: bool
+) -> float:
+    """How long a step took: in this round if `is_own`, else in one before it, if possible."""
     timed = [
         round_
         for allocation in trace.allocations
@@ -208,7 +221,7 @@ def _lost_s(parts: Sequence[LedgerSegment], here: RoundTrace, trace: GoodputTrac
     ]
     if not timed:
         return 0.0
-    last = max(timed, key=lambda round_: (round_ is not here, round_.number))
+    last = max(timed, key=lambda round_: ((round_ is here) == is_own, round_.number))
     # Its steps were counted until that moment, and a stall among them made none.
     until_s = last.last_step_s or 0.0
     stood_s = sum(
@@ -216,7 +229,7 @@ def _lost_s(parts: Sequence[LedgerSegment], here: RoundTrace, trace: GoodputTrac
         for part in parts
         if part.round == last.number and part.time_class == "stall"
     )
-    return lost_steps * max(last.steps_took_s - stood_s, 0.0) / last.steps
+    return max(last.steps_took_s - stood_s, 0.0) / last.steps
 
 
 def _taxed(parts: list[LedgerSegment], trace: GoodputTrace) -> list[LedgerSegment]:

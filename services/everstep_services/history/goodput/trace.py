@@ -97,6 +97,8 @@ class Closing:
     lost_s: float
     lost_steps: int | None
     next_round: int | None
+    went_back_s: float | None = None
+    """When the training went back within the round, to make these steps again."""
 
 
 @dataclass(slots=True)
@@ -244,10 +246,11 @@ def _recovered(trace: GoodputTrace, fact: RankRecovered, at_s: float) -> None:
 
 
 def _closed(trace: GoodputTrace, fact: IncidentClosed, at_s: float) -> None:
-    del at_s
     if fact.outcome != "merged":
         still_s = fact.ledger.unfinished_s + fact.ledger.detect_s
-        closing = Closing(still_s, fact.lost_s, fact.lost_steps, fact.next_round)
+        is_back = fact.lost_steps and fact.next_round == fact.round
+        back_s = at_s - fact.ledger.wall_s if is_back else None
+        closing = Closing(still_s, fact.lost_s, fact.lost_steps, fact.next_round, back_s)
         trace.closings[fact.incident] = closing
 
 

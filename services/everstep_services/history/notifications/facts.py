@@ -97,8 +97,11 @@ def _judged(notices: Notices, fact: VerdictReached, now: float) -> None:
 
 
 def _note_repetition(notices: Notices, later: Notice, fact: VerdictReached) -> None:
-    """A recovery was none if the same failure ended its round, as `incident_outcomes` has it."""
-    if not fact.fingerprint or fact.is_transient is not False:
+    """A recovery was none if the same failure ended its round, as `incident_outcomes` has it.
+
+    A stall that is over, or a result that cannot be right, lets its round go on.
+    """
+    if not fact.fingerprint or fact.is_transient is not False or later.next_round == fact.round:
         return
     key = ("recovered", fact.job, fact.round, fact.fingerprint)
     for notice in notices.all():

@@ -11,6 +11,7 @@ from everstep.messages import (
     NumericsSuspected,
 )
 from everstep.store.projected.changes import Changes, LoggedFact, Value
+from everstep.store.projected.jobs import JOBS
 from everstep.store.projected.numerics import COMPARED_RESULTS, NUMERICS_ACTS, NUMERICS_CASES
 from everstep.store.times import to_us
 from everstep_services.history.projections.common import Projection, copied, fields_of
@@ -27,6 +28,7 @@ def _judged(changes: Changes, entry: LoggedFact, fact: NumericsJudged) -> None:
 
 def _acted(changes: Changes, entry: LoggedFact, fact: NumericsActed) -> None:
     _about(changes, entry, fact)
+    changes.merge(JOBS, (fact.job,), lost_steps=fact.lost_steps)
     copied(NUMERICS_ACTS)(changes, entry, fact)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
+from everstep.incident_causes import NUMERICS, IncidentCause
 from everstep.messages import (
     CollectEvidence,
     CopyReplica,
@@ -157,8 +158,14 @@ def _restart(batch: Batch, ask: RestartJob) -> Done:
         seat = batch.state.seat(node)
         if seat is not None:
             batch.state.send_away(seat, f"{ask.by} restarted without {node}: {ask.reason}")
-    _end(batch, f"{ask.by} asked for another round: {ask.reason}", within_s)
+    reason = f"{ask.by} asked for another round: {ask.reason}"
+    _end(batch, reason, within_s, cause=_cause(ask))
     return done
+
+
+def _cause(ask: RestartJob | DrainNode) -> IncidentCause:
+    """A result that cannot be right is an incident; what a person wants is not."""
+    return NUMERICS if ask.origin == NUMERICS else "operator"
 
 
 def _strangers(here: Collection[str], nodes: Iterable[str]) -> str:
@@ -192,7 +199,7 @@ def _drain(batch: Batch, ask: DrainNode) -> Done:
         return _accepted(batch, ask, f"{left}; {rest}")
     within_s = (ask.within_s or 0.0) if batch.state.doc.phase == "running" else 0.0
     done = _accepted(batch, ask, f"{_ends(batch, within_s)}; {left}; {rest}")
-    _end(batch, why, within_s, node=ask.node)
+    _end(batch, why, within_s, node=ask.node, cause=_cause(ask))
     return done
 
 
@@ -217,9 +224,10 @@ def _end(
     *,
     node: str | None = None,
     exit_code: int | None = None,
+    cause: IncidentCause = "operator",
 ) -> None:
     planned = PlannedEnd(
-        cause="operator", reason=reason, within_s=within_s, node=node, exit_code=exit_code
+        cause=cause, reason=reason, within_s=within_s, node=node, exit_code=exit_code
     )
     agreed_save.end_after_save(batch, planned)
 

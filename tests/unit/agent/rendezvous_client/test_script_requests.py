@@ -86,6 +86,17 @@ async def test_rendezvous_is_asked_in_the_name_of_the_rank(
     ]
 
 
+async def test_a_node_with_wrong_results_leaves_without_a_save(tmp_path: Path) -> None:
+    script = Script(tmp_path, Done(text="round 1 ends"))
+    async with script.asking():
+        request = Requested(round=1, rank=3, kind="exclude", reason="r", origin="numerics")
+        script.requests.hear(request)
+        await script.until_answered()
+    [question] = script.asked
+    assert isinstance(question, DrainNode)
+    assert (question.origin, question.within_s) == ("numerics", None)
+
+
 async def test_a_refusal_is_one_line(tmp_path: Path) -> None:
     script = Script(tmp_path, Done(text="the job is over already: done", is_refused=True))
     async with script.asking():

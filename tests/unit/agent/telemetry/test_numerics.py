@@ -29,7 +29,14 @@ JUDGED = {
     "reason": "rank 3 gives 9.5 three times, rank 0 gives 2.5",
 }  # fmt: skip
 ACTED = {"case": A, "step": 41, "action": "rollback", "outcome": "done", "reason": "policy",
-         "to_step": 39}  # fmt: skip
+         "to_step": 39, "lost_steps": 2}  # fmt: skip
+
+
+TOLD = {
+    "stop": "the training stopped", "move": "the training moves to other nodes",
+    "exclude": "the training asked that its node leaves",
+    "skip": "the training went back and passes over data",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -71,7 +78,7 @@ async def test_a_judged_case_is_an_incident_that_ends_with_what_followed(
     assert judged.incident == acted.incident == closed.incident == opened.incident
     assert (closed.outcome, closed.lost_steps, closed.restored_step) == ("recovered", 2, 39)
     assert (closed.ledger.other_s, closed.next_round) == (2.5, 2)
-    assert closed.reason == f"{JUDGED['reason']}; rollback: policy"
+    assert closed.reason == f"{JUDGED['reason']}; the training went back to step 39: policy"
     again = heard(recorder, "acted", ACTED | {"action": "skip"})
     assert kinds(again) == [NumericsActed], "the case has its incident only once"
 
@@ -115,11 +122,39 @@ def test_a_host_is_named_as_its_node_is(recorder: NumericsRecorder) -> None:
     assert (opened.node, judged.node) == ("gpu-example", "gpu-example")
 
 
-def test_a_stop_ends_the_training(recorder: NumericsRecorder) -> None:
+@pytest.mark.parametrize("action", TOLD)
+def test_the_incident_of_a_round_that_ends_by_a_case_takes_over_that_of_the_case(
+    recorder: NumericsRecorder, action: str
+) -> None:
+    back = {"action": action, "to_step": None, "lost_steps": 0}
+    for case in (A, B):
+        heard(recorder, "judged", JUDGED | {"case": case})
+        assert kinds(heard(recorder, "acted", ACTED | {"case": case} | back)) == [NumericsActed]
+    for closed in recorder.ends(incident="the end"):
+        assert isinstance(closed, IncidentClosed)
+        assert (closed.outcome, closed.merged_into) == ("merged", "the end")
+        assert closed.reason == f"{JUDGED['reason']}; {TOLD[action]}: policy"
+        assert closed.next_round is None
+    assert recorder.ends(incident="another end") == []
+
+
+def test_a_result_about_which_nothing_could_be_done_is_no_recovery(
+    recorder: NumericsRecorder,
+) -> None:
     heard(recorder, "judged", JUDGED)
-    _, closed = heard(recorder, "acted", ACTED | {"action": "stop", "to_step": None})
+    refused = {"outcome": "refused", "reason": "no checkpoint is older", "to_step": None}
+    _, closed = heard(recorder, "acted", ACTED | refused)
     assert isinstance(closed, IncidentClosed)
-    assert closed.outcome == "stopped"
+    assert closed.outcome == "failed"
+    assert closed.reason.endswith("; the training could not go back: no checkpoint is older")
+
+
+def test_a_round_that_no_incident_ends_closes_the_case(recorder: NumericsRecorder) -> None:
+    heard(recorder, "judged", JUDGED)
+    heard(recorder, "acted", ACTED | {"action": "exclude", "to_step": None})
+    (closed,) = recorder.ends()
+    assert isinstance(closed, IncidentClosed)
+    assert (closed.outcome, closed.next_round) == ("recovered", 2)
 
 
 @pytest.mark.parametrize(

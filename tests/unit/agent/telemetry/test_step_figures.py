@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from everstep_services.agent.telemetry.step_figures import NO_FIGURES, read_figures
+from everstep_services.agent.telemetry.step_figures import NO_FIGURES, StepCounter, read_figures
+from tests.fakes.clock import FakeClock
 from trainer_sdk import layout
 from trainer_sdk.page import PageView
 from trainer_sdk.rank_session import Session, session
@@ -76,3 +77,19 @@ def test_a_damaged_page_has_no_figures(page: PageView, run: Session) -> None:
     with page._words() as words:
         words[layout.VALUES] = 10**9
     assert read_figures(page, steps=1) == NO_FIGURES
+
+
+async def test_steps_that_are_made_again_count_twice() -> None:
+    clock = FakeClock()
+    counter = StepCounter(clock)
+    counter.first(1)
+    counter.went_back(400)
+    await clock.advance(60)
+    made = counter.since(301)
+    assert made is not None
+    assert (made.step, made.steps, made.steps_s) == (301, 700, 60)
+    assert counter.since(301, is_last=True) is None
+    counter.went_back(2)
+    last = counter.since(300, is_last=True)
+    assert last is not None
+    assert (last.step, last.steps) == (300, 1)

@@ -59,9 +59,23 @@ def test_a_result_is_drawn_in_its_band_with_marks_of_what_followed() -> None:
     assert curve.points == "0.0,96.0 500.0,0.0 1000.0,96.0"
     assert curve.band == "0.0,120.0 1000.0,120.0 1000.0,72.0 0.0,72.0"
     assert [(mark.kind, mark.text) for mark in drawn.marks] == [
+        ("skipped", "steps 7 to 7, whose data are passed over"),
         ("suspected", "a spike"), ("skip", "did skip"),
     ]  # fmt: skip
-    assert drawn.kinds == ["suspected", "skip"]
+    assert drawn.kinds == ["suspected", "skipped", "skip"]
+
+
+def test_skipped_data_are_a_span_from_the_first_of_their_steps_to_the_roll_back() -> None:
+    """Also where these steps are made again later, with other data."""
+    case = case_of(44, "skip") | {"step": 45}
+    case["suspected"]["moved_at"] = 35
+    reports = [reported(second, loss=1.0) | {"step": step}
+               for second, step in ((0, 1), (30, 31), (60, 42), (100, 82))]  # fmt: skip
+    drawn = results(reports, [case])
+    assert drawn is not None
+    span, *_ = drawn.marks
+    assert (span.kind, span.text) == ("skipped", "steps 35 to 45, whose data are passed over")
+    assert (span.x, span.x + span.width) == (450.0, 450.0 + span.width)
 
 
 def test_results_are_drawn_apart_from_other_values_only_with_a_band_or_a_case() -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -146,6 +147,21 @@ def test_an_unexpected_step_stops_the_job_if_that_is_wanted(watch: Watch) -> Non
             training.accepts(loss=NAN)
     assert ended.value.code == 17
     assert events(watch)[-1][0] == "acted"
+
+
+def test_a_roll_back_by_a_restart_that_is_refused_was_never_done(
+    watch: Watch, tmp_path: Path
+) -> None:
+    training = made(range(1), mode="validate_results", unexpected="rollback", root=str(tmp_path))
+    for _ in training:
+        training.compute(lambda: NAN)
+        assert training.accepts(loss=NAN)
+    acts = [
+        (message.body["outcome"], message.body["reason"])
+        for message in watch.messages
+        if isinstance(message, NumericsReported) and message.event == "acted"
+    ]
+    assert acts == [("refused", "there is no checkpoint of a step before 1")]
 
 
 @pytest.mark.parametrize(

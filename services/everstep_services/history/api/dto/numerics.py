@@ -5,6 +5,7 @@ from datetime import datetime
 
 from pydantic import Field
 
+from everstep.messages.facts.numerics import told_act, told_data
 from everstep.store.queries import Record
 from everstep_services.history.api.dto.answer import Answer, present
 
@@ -35,8 +36,10 @@ class NumericsJudgement(Answer):
     again: list[float | None] = Field(description="Its losses in the further runs.")
     elsewhere: float | None = Field(description="The loss of the same step on another rank.")
     elsewhere_by: int | None = Field(description="That other rank.")
-    samples_from: int | None = Field(description="The position of the step's first sample.")
-    samples_to: int | None = Field(description="The position after its last sample.")
+    samples_from: int | None = Field(
+        description="The position of the step's first data: samples, or batches."
+    )
+    samples_to: int | None = Field(description="The position after its last data.")
 
 
 class NumericsAction(Answer):
@@ -51,7 +54,10 @@ class NumericsAction(Answer):
     reason: str
     story: str = Field(description="The action in a sentence.")
     to_step: int | None = Field(description="The step from which the training goes on.")
-    samples_from: int | None = Field(description="The position of the first skipped sample.")
+    lost_steps: int = Field(description="The steps after it that do not count any more.")
+    samples_from: int | None = Field(
+        description="The position of the first skipped data: samples, or batches."
+    )
     samples_to: int | None = Field(description="The position after the last one.")
 
 
@@ -104,7 +110,8 @@ def shown_case(row: Record, acts: Sequence[Record]) -> NumericsCase:
         judged = NumericsJudgement(**_part(fields, "judged"))
     reasons = "" if judged is None else judged.reason
     shown = [
-        NumericsAction(**(told := present(act)), story=_told_act(told, reasons)) for act in acts
+        NumericsAction(**(told := present(act)), story=_sentence(told_act(told, reasons)))
+        for act in acts
     ]
     return NumericsCase(
         **{**fields, "signal": fields["signal"] or fields["judged_signal"]},
@@ -120,15 +127,6 @@ _KINDS: Mapping[str, str] = {
     "not_reproducible_and_not_local": "It is not reproducible, and not of one rank",
     "replica_differs": "Copies of the parameters that must be equal differ",
 }
-_ACTS: Mapping[str, tuple[str, str]] = {
-    "again": ("made the step again", "make the step again"),
-    "rollback": ("went back{step}", "go back{step}"),
-    "skip": ("went back{step} and passes over {samples}", "go back{step} and pass over {samples}"),
-    "exclude": ("asked that its node leaves", "ask that its node leaves"),
-    "stop": ("stopped", "stop"),
-    "move": ("moves to other nodes", "move to other nodes"),
-}
-"""Each action once it is done, and as it could be done."""
 
 
 def _story(
@@ -138,42 +136,21 @@ def _story(
     acts: Sequence[NumericsAction],
 ) -> Iterator[str]:
     if suspected is not None:
-        yield f"{suspected.reason[:1].upper()}{suspected.reason[1:]}"
+        yield _sentence(suspected.reason)
     if judged is not None:
         more = [judged.reason]
         if judged.group and judged.group not in judged.reason:
             more.append(f"{judged.group} is the first group of parameters that differs")
         if judged.samples_from is not None:
-            more.append(f"its samples are {_span(judged.samples_from, judged.samples_to)}")
+            more.append(f"with {told_data(judged.samples_from, judged.samples_to)}")
         yield f"{_KINDS.get(kind or '', kind)}: {'; '.join(more)}"
     elif not acts:
         yield "It was not judged"
     yield from (act.story for act in acts)
 
 
-def _told_act(act: Record, judgement: str) -> str:
-    """An action in a sentence, with its reason unless the judgement has it."""
-    why = "" if act["reason"] in judgement else f": {act['reason']}"
-    if act["action"] == "observe":
-        return f"Nothing was done{why or ', as the policy is to observe'}"
-    done, undone = _ACTS.get(act["action"], (act["action"], act["action"]))
-    match act["outcome"]:
-        case "done":
-            text = f"The training {done}"
-        case "observed":
-            text = f"The training would {undone}, but the policy is to observe"
-        case _:
-            text = f"The training could not {undone}"
-    span = "samples"
-    if act["samples_from"] is not None:
-        span += f" {_span(act['samples_from'], act['samples_to'])}"
-    step = "" if act["to_step"] is None else f" to step {act['to_step']}"
-    return f"{text.replace('{step}', step).replace('{samples}', span)}{why}"
-
-
-def _span(first: int, end: int | None) -> str:
-    """The positions of samples; `end` is the position after the last."""
-    return f"from {first}" if end is None else f"{first} to {end - 1}"
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _part(fields: Record, stem: str) -> Record:

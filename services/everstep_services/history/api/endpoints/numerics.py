@@ -1,10 +1,10 @@
 """`/jobs/{job}/numerics`: results that cannot be right, and how far results are deterministic."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
 from pydantic import Field
-from sqlalchemy import select
+from sqlalchemy import Select, Table, select
 
 from everstep.store import tables
 from everstep.store.incident_story import numerics_acts
@@ -25,22 +25,21 @@ NumericsKind = Literal[
 ]  # fmt: skip
 
 
-class CaseFilter(Paging):
+class NumericsFilter(Paging):
+    """Filters of compared results."""
+
+    round: Whole | None = Field(None, description="Only in this round.")
+
+
+class CaseFilter(NumericsFilter):
     """Filters of cases."""
 
     kind: list[NumericsKind] | None = Field(
         None, max_length=10, description="Only with one of these judgements."
     )
-    round: Whole | None = Field(None, description="Only in this round.")
     order: Literal["asc", "desc"] = Field(
         "desc", description="The order of their places in the log."
     )
-
-
-class DeterminismFilter(Paging):
-    """Filters of compared results."""
-
-    round: Whole | None = Field(None, description="Only in this round.")
 
 
 @router.get(
@@ -52,9 +51,7 @@ async def list_numerics(
     """Each unexpected result: suspected, judged, and what followed; newest first."""
     await check_known(context, job)
     columns = tables.numerics_cases.c
-    query = select(tables.numerics_cases).where(columns.job == job)
-    if asked.round is not None:
-        query = query.where(columns.round == asked.round)
+    query = _of_job(tables.numerics_cases, job, asked)
     if asked.kind:
         query = query.where(columns.kind.in_(asked.kind))
     order = SortOrder((columns.first_n,), is_descending=asked.order == "desc")
@@ -72,15 +69,19 @@ async def list_numerics(
     responses=responses(404),
 )
 async def list_determinism(
-    context: Ctx, _token: Reader, job: JobName, asked: Annotated[DeterminismFilter, Query()]
+    context: Ctx, _token: Reader, job: JobName, asked: Annotated[NumericsFilter, Query()]
 ) -> PageOf[DeterminismOut]:
     """Which results differ when a step is run again, and by how much; the newest round first."""
     await check_known(context, job)
     columns = tables.compared_results.c
-    query = select(tables.compared_results).where(columns.job == job)
-    if asked.round is not None:
-        query = query.where(columns.round == asked.round)
+    query = _of_job(tables.compared_results, job, asked)
     order = SortOrder((columns.round, columns.name), is_descending=True)
     rows = await paged(context, query, order, asked, f"/jobs/{job}/numerics/determinism")
     items = [DeterminismOut(**present(row)) for row in rows.rows]
     return PageOf[DeterminismOut](items=items, next=rows.next)
+
+
+def _of_job(table: Table, job: str, asked: NumericsFilter) -> Select[Any]:
+    """The rows of a job, or of one of its rounds."""
+    query = select(table).where(table.c.job == job)
+    return query if asked.round is None else query.where(table.c.round == asked.round)

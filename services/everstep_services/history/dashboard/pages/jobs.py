@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from everstep.incident_causes import OF_NO_PERSON
 from everstep.job_states import JOB_STATES, OVER, WITH_RANKS
 from everstep_services.history.dashboard import drawings
 from everstep_services.history.dashboard.drawings import WIDTH
@@ -284,7 +285,7 @@ async def one(reader: Reader, request: Request) -> Page:
             ),
             "eta": attempt(lambda: eta(detail, steps, reader.rest.now())),
             "incidents": incidents,
-            "acts": [act for act in _items(acts) if act["body"].get("origin") != "service"][
+            "acts": [act for act in _items(acts) if act["body"].get("origin") not in OF_NO_PERSON][
                 :_ACTS_SHOWN
             ],
             "lost_to_people": attempt(lambda: lost_to_people(told)),

@@ -36,7 +36,7 @@ class NumericsMark:
     """A moment: an unexpected result, or what followed."""
 
     kind: str
-    """`suspected`, or one of `LANES`."""
+    """`suspected`, `skipped`, or one of `LANES`."""
     x: float
     y: float
     width: float
@@ -56,7 +56,8 @@ class DrawnResults:
     @property
     def kinds(self) -> Sequence[str]:
         """The kinds of marks that are drawn, in the order of the legend."""
-        return [kind for kind in ("suspected", *LANES) if any(m.kind == kind for m in self.marks)]
+        kinds = ("suspected", "skipped", *LANES)
+        return [kind for kind in kinds if any(m.kind == kind for m in self.marks)]
 
 
 def drawn_names(progress: Sequence[Mapping[str, Any]], cases: Sequence[object]) -> frozenset[str]:
@@ -92,13 +93,19 @@ def results(
     curves = [
         _curve(name, title, placed) for name, title in _SHOWN if len(placed.get(name, ())) > 1
     ]
+    skipped = [
+        _span(place(since), place(until), text)
+        for case in cases[:MARKS_MOST]
+        for since, until, text in _skips(case, progress)
+        if until >= began
+    ]
     marks = [
         _mark(kind, place(at), text)
         for case in cases[:MARKS_MOST]
         for kind, at, text in _moments(case)
         if at >= began  # older reports are not read
     ]
-    return DrawnResults(began, ended, curves, marks) if curves else None
+    return DrawnResults(began, ended, curves, [*skipped, *marks]) if curves else None
 
 
 def _curve(
@@ -127,6 +134,38 @@ def _mark(kind: str, x: float, text: str) -> NumericsMark:
         return NumericsMark(kind, max(0.0, x - 1.5), 0.0, 3.0, HEIGHT, text)
     x = min(WIDTH - _LANE, max(0.0, x - _LANE / 2))
     return NumericsMark(kind, x, LANES.index(kind) * _LANE, _LANE, _LANE - 2, text)
+
+
+def _span(from_x: float, to_x: float, text: str) -> NumericsMark:
+    """Skipped data, from the first step that used them to the last."""
+    width = max(3.0, to_x - from_x)
+    return NumericsMark("skipped", min(from_x, WIDTH - width), 0.0, width, HEIGHT, text)
+
+
+def _skips(
+    case: Mapping[str, Any], progress: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[datetime, datetime, str]]:
+    """When the steps were made whose data are passed over."""
+    first, last = (case["suspected"] or {}).get("moved_at", case["step"]), case["step"]
+    for act in case["acts"]:
+        at = moment(act["at"]) if (act["action"], act["outcome"]) == ("skip", "done") else None
+        if at is not None:
+            began = min(_made_at(first, progress, at), at)
+            yield began, at, f"steps {first} to {last}, whose data are passed over"
+
+
+def _made_at(step: int, progress: Sequence[Mapping[str, Any]], before: datetime) -> datetime:
+    """When a step was made the last time before then, between the reports of steps."""
+    reports = [(report.get("step"), moment(report.get("at"))) for report in progress]
+    made = sorted((at, number) for number, at in reports if number is not None and at is not None)
+    earlier = [(at, number) for at, number in made if at <= before and number < step]
+    if not earlier:
+        return before
+    since, from_step = earlier[-1]
+    later = [(at, number) for at, number in made if since < at <= before and number >= step]
+    until, to_step = later[0] if later else (before, step)
+    share: float = (step - from_step) / (to_step - from_step)
+    return since + (until - since) * share
 
 
 def _moments(case: Mapping[str, Any]) -> Iterator[tuple[str, datetime, str]]:
