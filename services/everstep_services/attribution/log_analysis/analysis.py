@@ -6,21 +6,25 @@ different names are kept, and numbers of the rest.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from everstep_services.attribution.log_analysis import clocks, fingerprint
 from everstep_services.attribution.log_analysis.attempts import (
+    MOST_ORIGINS,
     Attempt,
     Caught,
     FileAttempts,
+    KeptOrigins,
     OriginFailures,
+    OriginKey,
     Position,
+    RepeatedLines,
     aligned,
-    position_of,
+    last_steps,
+    step_of_line,
     whose,
 )
 from everstep_services.attribution.log_analysis.clocks import Clocks
@@ -39,7 +43,6 @@ from everstep_services.attribution.log_analysis.tracebacks import (
     links_exceptions,
 )
 
-_MOST_ORIGINS = 20_000
 _QUOTED = 400
 _STEPS_ON = 3
 _SOME_YEAR = 2000
@@ -66,13 +69,6 @@ _GENERAL = LogRule(
 )
 
 
-@lru_cache(maxsize=4096)
-def _step_of(line: str, file: Origin) -> tuple[Origin, Position | None]:
-    """Whose line about progress it is, and what it counts: many failures have the same before."""
-    origin, text = of_line(line, file)
-    return whose(origin), position_of(text)
-
-
 class LogAnalysis:
     """Takes lines of any number of files, and reports the first failure."""
 
@@ -80,11 +76,11 @@ class LogAnalysis:
         self._rules = rules
         self._ids = RankIds(world)
         self._files: dict[int, FileAttempts] = {}
+        self._kept = KeptOrigins()
         self._attempts = FileAttempts()
         """Those of the file that is read."""
         self._steps_before: Callable[[], Iterable[str]] = tuple
         self._file = Origin(0)
-        self._origins = 0
         self._effects: list[BlockEffect] = []
         self._is_plain = True
         """Whether the lines of a block have no meaning beyond the failures that they report."""
@@ -106,11 +102,11 @@ class LogAnalysis:
         self._open: dict[Origin, Traceback] = {}
         self._ignored: set[Origin] = set()
         """Origins whose next traceback is harmless."""
-        self._raised: dict[Origin, tuple[OriginFailures, Failure]] = {}
+        self._raised: dict[Origin, tuple[Attempt, OriginKey, Failure]] = {}
         """The last exception of each origin."""
         self._unsaid: dict[Origin, tuple[OriginFailures, Failure]] = {}
         """The exceptions whose text begins in the next line."""
-        self._handled: dict[Origin, tuple[OriginFailures, Failure]] = {}
+        self._handled: dict[Origin, tuple[Attempt, OriginKey, Failure]] = {}
         """The exceptions whose origin has another traceback in the same chain."""
 
     def begin_file(
@@ -118,8 +114,7 @@ class LogAnalysis:
     ) -> None:
         """Begin with a file; `steps_before` returns the lines about progress before a line."""
         self._file = file
-        self._origins -= self._attempts.dropped
-        self._attempts = self._files[file.file] = FileAttempts(path)
+        self._attempts = self._files[file.file] = FileAttempts(path, self._kept)
         self._steps_before = steps_before
 
     def begin_block(self) -> None:
@@ -140,14 +135,36 @@ class LogAnalysis:
         """Take a repeated block that begins at `contents[at]`; False if it has to be read."""
         if self._summaries or self._ignored or self._handled:
             return False
+        there = RepeatedLines(first, contents[at : at + len(block.lines)], self._year)
         for effect in block.effects:
-            failure, number = effect.failure, first + effect.after
+            failure = effect.failure
             if effect.raised is not None:
+                number = first + effect.after
                 self._see_raised(effect.raised, failure.fingerprint, number, effect.is_uncaught)
-            kept = self._record(effect, number, contents[at + effect.after])
+            self._record(effect, there)
             if effect.raised is not None:
-                self._raised[effect.raised] = (kept, failure)
+                self._raised[effect.raised] = (self._attempts.current, effect.key, failure)
         return True
+
+    def add_run(self, run: RepeatedBlock, first: int, contents: Sequence[bytes], at: int) -> bool:
+        """Take a repeated run as `add_again` takes a block, but put off what it reports."""
+        if self._summaries or self._ignored or self._handled:
+            return False
+        if not self._attempts.see_run(run, self._steps_of_origins):
+            return False
+        for (origin, name), (begin, end) in run.raised.items():
+            self._caught.add(origin, name, first + begin, first + end)
+        attempt = self._attempts.current
+        for origin, effect in run.last_raised.items():
+            self._raised[origin] = (attempt, effect.key, effect.failure)
+        lines = contents[at : at + len(run.lines)]
+        attempt.put_off(run, RepeatedLines(first, lines, self._year))
+        return True
+
+    @property
+    def attempt(self) -> Attempt:
+        """The attempt that the next line belongs to."""
+        return self._attempts.current
 
     @property
     def wants_steps(self) -> bool:
@@ -157,7 +174,7 @@ class LogAnalysis:
     def add_step(self, file: Origin, line: str) -> None:
         """Take a line about progress after a failure."""
         self._is_plain = False
-        self._attempts.see_step(*_step_of(line, file))
+        self._attempts.see_step(*step_of_line(line, file))
 
     def add_progress(self, file: Origin, lines: Sequence[tuple[int, str]]) -> None:
         """Take the last lines of a file that count steps.
@@ -193,7 +210,7 @@ class LogAnalysis:
             return True
         if Traceback.begins(text):
             self._raised.pop(origin, None)
-            if len(self._open) < _MOST_ORIGINS:
+            if len(self._open) < MOST_ORIGINS:
                 self._open[origin] = Traceback(is_of_end=origin not in self._ignored)
             self._ignored.discard(origin)
             if not _SUMMARY_TRACEBACK.match(text):
@@ -209,7 +226,7 @@ class LogAnalysis:
                 self._handled[origin] = self._raised[origin]
             return True
         if text.startswith(_IGNORED):
-            if len(self._ignored) < _MOST_ORIGINS:
+            if len(self._ignored) < MOST_ORIGINS:
                 self._ignored.add(origin)
             return True
         return False
@@ -262,8 +279,7 @@ class LogAnalysis:
 
     def _add_match(self, origin: Origin, number: int, line: str, text: str, match: Match) -> None:
         rule = match.rule
-        if rule.id == "nccl_timeout" and origin.rank is not None:
-            self._add_work(origin.rank, text)
+        work = work_of(text) if rule.id == "nccl_timeout" and origin.rank is not None else None
         role: Role = rule.in_the_open or rule.role
         if match.is_of_kernel and origin.is_of_rank and role != "cascade":
             role = "hint"
@@ -272,19 +288,13 @@ class LogAnalysis:
         if kept and unsaid and number == unsaid.line + 1 and rule.severity >= unsaid.severity:
             kept.forget(unsaid)  # this line is its text
             self._is_plain = False
-        self._keep(origin, number, line, match, role, name)
+        self._keep(origin, number, line, match, role, name, work=work)
 
     def _set_enqueued(self, origin: Origin, sequence: int) -> None:
         self._is_plain = False
         enqueued = self._attempts.current.enqueued
-        if origin.rank is not None and len(enqueued) < _MOST_ORIGINS:
+        if origin.rank is not None and len(enqueued) < MOST_ORIGINS:
             enqueued[origin.rank] = max(sequence, enqueued.get(origin.rank, -1))
-
-    def _add_work(self, rank: int, text: str) -> None:
-        self._is_plain = False
-        works = self._attempts.current.works
-        if (work := work_of(text)) and len(works) < _MOST_ORIGINS:
-            works.setdefault((work[0], rank), work[1])
 
     def _add_raised(self, origin: Origin, number: int, line: str, raised: Raised) -> None:
         kind = raised.kind.rpartition(".")[2]
@@ -296,15 +306,15 @@ class LogAnalysis:
         is_uncaught = raised.is_uncaught and origin not in self._handled
         self._see_raised(origin, name, number, is_uncaught)
         frames = tuple(f"{frame.file}:{frame.line} in {frame.function}" for frame in raised.frames)
-        kept, failure = self._keep(
+        key, failure = self._keep(
             origin, number, line, match, match.rule.role, name, frames, is_uncaught=is_uncaught
         )
         if origin in self._handled:
-            of_before, before = self._handled.pop(origin)
+            attempt, of_before, before = self._handled.pop(origin)
             if before.role != "cascade" and before.severity <= failure.severity:
-                of_before.forget(before)
-        if len(self._raised) < _MOST_ORIGINS:
-            self._raised[origin] = (kept, failure)
+                attempt.settled.forget(of_before, before)
+        if len(self._raised) < MOST_ORIGINS:
+            self._raised[origin] = (self._attempts.current, key, failure)
 
     def _keep(  # noqa: PLR0913
         self,
@@ -317,7 +327,8 @@ class LogAnalysis:
         frames: tuple[str, ...] = (),
         *,
         is_uncaught: bool = False,
-    ) -> tuple[OriginFailures, Failure]:
+        work: tuple[str, PendingWork] | None = None,
+    ) -> tuple[OriginKey, Failure]:
         rank, groups = origin.rank, match.groups
         if "rank" in groups:
             rank = int(groups["rank"][:7])
@@ -353,25 +364,20 @@ class LogAnalysis:
         unknown = groups.get("node", "") or origin.member or origin.node
         peer = int(groups["peer"][:7]) if "peer" in groups else None
         key = (rank, unknown if rank is None else "")
-        effect = BlockEffect(key, failure, number, peer, origin if frames else None, is_uncaught)
+        effect = BlockEffect(
+            key, failure, number, peer, origin if frames else None, is_uncaught,
+            ((work[0], origin.rank), work[1]) if work and origin.rank is not None else None,
+        )  # fmt: skip
         self._effects.append(effect)
-        kept = self._record(effect, number)
+        kept = self._record(effect)
         if _UNSAID.search(line):
             self._unsaid[origin], self._is_plain = (kept, failure), False
-        return kept, failure
+        return key, failure
 
-    def _record(
-        self, effect: BlockEffect, number: int, line: bytes | None = None
-    ) -> OriginFailures:
-        attempt, key = self._attempts.current, effect.key
-        if key not in attempt.kept:
-            if self._origins - self._attempts.dropped >= _MOST_ORIGINS:
-                key = (None, "")
-            self._origins += 1
-        if (kept := attempt.kept.get(key)) is None:
-            kept = attempt.kept[key] = OriginFailures()
-        kept.add(effect.failure, number, line)
-        self._attempts.see(effect.failure, effect.peer, self._steps_of_origins)
+    def _record(self, effect: BlockEffect, there: RepeatedLines | None = None) -> OriginFailures:
+        """Note that a line reports a failure: `there`, or where it was read."""
+        kept = self._attempts.current.settled.add(effect, there)
+        self._attempts.see(effect.failure, self._steps_of_origins)
         return kept
 
     def _see_raised(self, origin: Origin, name: str, number: int, is_uncaught: bool) -> None:
@@ -380,8 +386,8 @@ class LogAnalysis:
             self._attempts.see_uncaught(whose(origin), name)
         self._caught.add(origin, name, number)
 
-    def _steps_of_origins(self) -> Iterator[tuple[Origin, Position | None]]:
-        return (_step_of(line, self._file) for line in self._steps_before())
+    def _steps_of_origins(self) -> Mapping[Origin, Position]:
+        return last_steps(tuple(self._steps_before()), self._file)
 
     def report(self) -> LogReport:
         """Return the first failure of the last attempt, with its evidence."""
@@ -417,15 +423,15 @@ class LogAnalysis:
         accused: Counter[int] = Counter()
         enqueued: dict[int, int] = {}
         works: dict[tuple[str, int], PendingWork] = {}
-        for attempt in attempts:
+        for attempt in (attempt.settled for attempt in attempts):
             accused += attempt.accused
             works |= attempt.works
             for rank, sequence in attempt.enqueued.items():
                 enqueued[rank] = max(sequence, enqueued.get(rank, -1))
             for kept in attempt.kept.values():
                 cascades.update(kept.cascades)
-                for name, first in kept.first(self._year).items():
-                    again = timing.is_outlived(first) and kept.last(name, self._year)
+                for name, first in kept.first().items():
+                    again = timing.is_outlived(first) and kept.last(name)
                     failure = self._ids.with_rank(again or first)
                     of_file = failure.file if failure.rank is None else None
                     key = (name, failure.rank, of_file, failure.member, failure.node)

@@ -8,17 +8,21 @@ earlier one, or when an exception that ends a process comes again after further 
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
 from everstep_services.attribution.log_analysis import clocks
-from everstep_services.attribution.log_analysis.origins import Origin
+from everstep_services.attribution.log_analysis.origins import Origin, of_line
 from everstep_services.attribution.log_analysis.pending_work import PendingWork
 from everstep_services.attribution.log_analysis.report import Failure
+
+if TYPE_CHECKING:
+    from everstep_services.attribution.log_analysis.repeats import BlockEffect, RepeatedBlock
 
 START_WORDS = (
     "will restart worker group", "starting worker group", "setting omp_num_threads environment",
@@ -29,7 +33,9 @@ START_WORDS = (
 """In each line that a launcher, or a script, writes when a training starts (again)."""
 MOST_ATTEMPTS = 8
 """As many of the last attempts of a file are kept."""
+MOST_ORIGINS = 20_000
 _MOST_FAILURES = 8
+_MOST_RUNS = 64
 _STEPS_ON = 3
 _MOST_WATCHED = 4096
 _START = re.compile("|".join(map(re.escape, START_WORDS)), re.IGNORECASE)
@@ -39,10 +45,12 @@ _PART = re.compile(r"\b(\d{1,12})/\s{0,12}\d")
 
 OriginKey: TypeAlias = tuple[int | None, str]
 """A rank, or a member or node where no rank is known."""
+_OF_OTHERS: OriginKey = (None, "")
+"""All origins beyond the limit."""
 Position: TypeAlias = tuple[int, int]
 """An epoch and a step, −1 where a line counts none."""
-_Sighting: TypeAlias = tuple[Failure, int, bytes | None]
-"""A failure, and the number and the text of another line that reports it, if any."""
+_Sighting: TypeAlias = tuple[Failure, int, bytes | None, int]
+"""A failure, and number, text and year of another line that reports it, if any."""
 
 
 class OriginFailures:
@@ -56,32 +64,40 @@ class OriginFailures:
         self.repeats: Counter[str] = Counter()
         self.cascades: Counter[str] = Counter()
 
-    def add(self, failure: Failure, number: int, line: bytes | None = None) -> None:
+    def add(
+        self,
+        failure: Failure,
+        number: int,
+        line: bytes | None = None,
+        year: int = 0,
+        times: int = 1,
+    ) -> None:
         """Take a failure; `line` reports it where the failure is that of an earlier one."""
         name = failure.fingerprint
         if name in self._first:
-            self._last[name] = failure, number, line
+            if name not in self._last or self._last[name][1] < number:
+                self._last[name] = failure, number, line, year
         elif len(self._first) < _MOST_FAILURES or (failure.role == "root" and self._make_room()):
-            self._first[name] = failure, number, line
+            self._first[name] = failure, number, line, year
             self._less += failure.role != "root"
         if failure.role == "cascade":
-            self.cascades[failure.failure_class] += 1
-        self.repeats[name] += 1
+            self.cascades[failure.failure_class] += times
+        self.repeats[name] += times
         if len(self.repeats) > 4 * _MOST_FAILURES:
             self.repeats = Counter(dict(self.repeats.most_common(2 * _MOST_FAILURES)))
 
     @property
     def rules(self) -> list[str]:
         """The rules of the failures that are kept."""
-        return [failure.rule for failure, _, _ in self._first.values()]
+        return [failure.rule for failure, *_ in self._first.values()]
 
-    def first(self, year: int) -> dict[str, Failure]:
+    def first(self) -> dict[str, Failure]:
         """The first failure of each name."""
-        return {name: _moved(sighting, year) for name, sighting in self._first.items()}
+        return {name: _moved(sighting) for name, sighting in self._first.items()}
 
-    def last(self, name: str, year: int) -> Failure | None:
+    def last(self, name: str) -> Failure | None:
         """The last failure of this name, if it came again."""
-        return _moved(self._last[name], year) if name in self._last else None
+        return _moved(self._last[name]) if name in self._last else None
 
     def forget(self, failure: Failure) -> None:
         """Drop a failure that was handled: its rank raised another one instead."""
@@ -94,7 +110,7 @@ class OriginFailures:
     def _make_room(self) -> bool:
         if not self._less:
             return False
-        name = next(name for name, (kept, _, _) in self._first.items() if kept.role != "root")
+        name = next(name for name, (kept, *_) in self._first.items() if kept.role != "root")
         del self._first[name]
         self._last.pop(name, None)
         self._less -= 1
@@ -110,11 +126,11 @@ class Caught:
         self._lines: dict[tuple[Origin, str], tuple[int, int]] = {}
         """The lines of the first and the last traceback of each name, in the file being read."""
 
-    def add(self, origin: Origin, name: str, line: int) -> None:
-        """Take a traceback."""
+    def add(self, origin: Origin, name: str, line: int, last: int = 0) -> None:
+        """Take a traceback, or the first and the last of several."""
         first, _ = self._lines.get((origin, name), (line, line))
         if len(self._lines) < _MOST_WATCHED:
-            self._lines[origin, name] = (first, line)
+            self._lines[origin, name] = (first, last or line)
 
     def end_file(self, file: int, steps: Mapping[Origin, Sequence[tuple[int, int]]]) -> None:
         """Compare the tracebacks of a file with the lines and numbers of its steps."""
@@ -124,30 +140,96 @@ class Caught:
         self._lines.clear()
 
 
+class RepeatedLines(NamedTuple):
+    """Where a block stands, and the year that was known there."""
+
+    number: int
+    lines: Sequence[bytes]
+    year: int
+
+
+class KeptOrigins:
+    """How many origins the attempts of all files keep failures of."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def key(self, key: OriginKey) -> OriginKey:
+        """The key of another origin: beyond the limit that of all others."""
+        self.count += 1
+        return key if self.count <= MOST_ORIGINS else _OF_OTHERS
+
+
 @dataclass(slots=True)
 class Attempt:
     """What the lines of one attempt in one file report."""
 
+    origins: KeptOrigins = field(default_factory=KeptOrigins)
     kept: dict[OriginKey, OriginFailures] = field(default_factory=dict)
+    repeats: dict["RepeatedBlock", tuple[int, RepeatedLines, RepeatedLines]] = field(
+        default_factory=dict
+    )
+    """The runs that `kept` lacks: how often they came, the first and the last time."""
     accused: Counter[int] = field(default_factory=Counter)
     enqueued: dict[int, int] = field(default_factory=dict)
     """The last collective that each rank has entered."""
     works: dict[tuple[str, int], PendingWork] = field(default_factory=dict)
     """The collective of each group that a rank was in when it timed out first."""
 
+    def add(
+        self, effect: "BlockEffect", there: RepeatedLines | None = None, times: int = 1
+    ) -> OriginFailures:
+        """Take a failure that its own line reports, or as many equal lines in a repeated block."""
+        if effect.peer is not None:
+            self.accused[effect.peer] += times
+        if effect.work is not None and len(self.works) < MOST_ORIGINS:
+            self.works.setdefault(*effect.work)
+        kept = self.kept.get(effect.key)
+        if kept is None:
+            kept = self.kept.setdefault(self.origins.key(effect.key), OriginFailures())
+        if there is None:
+            kept.add(effect.failure, effect.failure.line)
+        else:
+            line = there.lines[effect.after]
+            kept.add(effect.failure, there.number + effect.after, line, there.year, times)
+        return kept
+
+    def put_off(self, run: "RepeatedBlock", there: RepeatedLines) -> None:
+        """Take a run, but do nothing yet about what it reports."""
+        before = self.repeats.get(run)
+        if before is None and len(self.repeats) >= _MOST_RUNS:
+            before = self.settled.repeats.get(run)
+        self.repeats[run] = (before[0] + 1, before[1], there) if before else (1, there, there)
+
+    @property
+    def settled(self) -> "Attempt":
+        """The attempt with all that its repeated runs report."""
+        runs = [*self.repeats.items()]
+        self.repeats.clear()
+        for run, (times, first, last) in runs:
+            for there, number in ((first, 1), (last, times - 1)):
+                for effect in run.effects if number else ():
+                    self.add(effect, there, number)
+        return self
+
+    def forget(self, key: OriginKey, failure: Failure) -> None:
+        """Drop a failure that was handled."""
+        kept = self.kept.get(key) or self.kept.get(_OF_OTHERS)
+        if kept is not None:
+            kept.forget(failure)
+
 
 class FileAttempts:
     """The attempts in one file, and what shows that another one has begun."""
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, origins: KeptOrigins | None = None) -> None:
         number = _NUMBERED.findall(path.as_posix()) if path is not None else []
         self.number = int(number[-1]) if number else None
         """The number of the file's attempt, where its name tells it."""
-        self.attempts: list[Attempt] = [Attempt()]
+        self._origins = origins or KeptOrigins()
+        self.attempts: list[Attempt] = [Attempt(self._origins)]
         """The last ones."""
         self.begun = 1
-        self.dropped = 0
-        """The origins of attempts that are not kept."""
         self._has_failed = False
         self._has_ended = False
         self._before: dict[Origin, Position] = {}
@@ -169,21 +251,29 @@ class FileAttempts:
     def see(
         self,
         failure: Failure,
-        peer: int | None,
-        steps: Callable[[], Iterable[tuple[Origin, Position | None]]],
+        steps: Callable[[], Mapping[Origin, Position]],
     ) -> None:
-        """Take a failure that may accuse a rank; `steps` returns the positions before it."""
-        if peer is not None:
-            self.current.accused[peer] += 1
-        if failure.role == "hint":
-            return
-        self._has_ended |= failure.role != "cascade"
+        """Take a failure; `steps` returns the positions before it."""
+        if failure.role != "hint":
+            self._fail(steps, is_end=failure.role != "cascade")
+
+    def see_run(self, run: "RepeatedBlock", steps: Callable[[], Mapping[Origin, Position]]) -> bool:
+        """Take a run of repeated blocks; False if another attempt may begin in it."""
+        if len(self._uncaught) + len(run.uncaught) > _MOST_WATCHED:
+            return False
+        if any(
+            self._uncaught.get(who, self._seen_steps) < self._seen_steps for who in run.uncaught
+        ):
+            return False
+        self._uncaught.update(dict.fromkeys(run.uncaught, self._seen_steps))
+        self._fail(steps, is_end=run.is_end)
+        return True
+
+    def _fail(self, steps: Callable[[], Mapping[Origin, Position]], *, is_end: bool) -> None:
+        self._has_ended |= is_end
         if not self._has_failed:
             self._has_failed, self._watched = True, 0
-            self._before, self._fallen, self._further = {}, {}, Counter()
-            for origin, position in steps():
-                if position is not None:
-                    self._before[origin] = position
+            self._before, self._fallen, self._further = {**steps()}, {}, Counter()
 
     def see_uncaught(self, origin: Origin, name: str) -> None:
         """Take an exception that ended a process: if it comes again, another process raised it."""
@@ -223,17 +313,17 @@ class FileAttempts:
 
     def _begin(self) -> None:
         self.begun += 1
-        self.current = Attempt()
+        self.current = Attempt(self._origins)
         if len(self.attempts) == MOST_ATTEMPTS:
-            self.dropped += len(self.attempts.pop(0).kept)
+            self._origins.count -= len(self.attempts.pop(0).kept)
         self.attempts.append(self.current)
         self._has_failed = self._has_ended = False
         self._uncaught.clear()
 
 
-def _moved(sighting: _Sighting, year: int) -> Failure:
+def _moved(sighting: _Sighting) -> Failure:
     """The failure as the line reports it, which is equal to the failure's but for its time."""
-    failure, number, line = sighting
+    failure, number, line, year = sighting
     if line is None:
         return failure
     text = line.decode("utf-8", "replace").strip()
@@ -249,6 +339,20 @@ def position_of(text: str) -> Position | None:
     if step is None and epoch is None:
         return None
     return (int(epoch[1]) if epoch else -1, -1 if step is None else step)
+
+
+@lru_cache(maxsize=4096)
+def step_of_line(line: str, file: Origin) -> tuple[Origin, Position | None]:
+    """Whose line about progress it is, and what it counts: many failures have the same before."""
+    origin, text = of_line(line, file)
+    return whose(origin), position_of(text)
+
+
+@lru_cache(maxsize=256)
+def last_steps(lines: Sequence[str], file: Origin) -> Mapping[Origin, Position]:
+    """The last position of each origin in lines about progress."""
+    steps = (step_of_line(line, file) for line in lines)
+    return {origin: position for origin, position in steps if position is not None}
 
 
 def aligned(files: Sequence[FileAttempts]) -> Mapping[int, list[Attempt]]:

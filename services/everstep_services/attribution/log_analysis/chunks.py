@@ -211,7 +211,8 @@ class LogFile:
         """The number of the chunk."""
         self._keys: list[bytes] | None = None
         self._progress_at: list[int] | None = None
-        """The indices of the lines about progress in the chunk."""
+        self._near: deque[tuple[int, str]] = deque(maxlen=_MOST_BEFORE)
+        """The last lines of the chunk that count steps, and their indices."""
         self._last: deque[tuple[Sequence[bytes], Sequence[int]]] = deque(maxlen=2)
         """The lines of the last two chunks."""
 
@@ -269,8 +270,7 @@ class LogFile:
         while at < end:
             if not self.wants_all:
                 if self.wants_steps and noted is None:
-                    noted = [at for at in range(end) if shapes[at] in progress]
-                    noted = sorted({*noted, *loud})
+                    noted = sorted({*self.progress_at, *loud})
                 wanted = loud if noted is None or not self.wants_steps else noted
                 following = bisect_left(wanted, at)
                 if following == len(wanted):
@@ -295,6 +295,7 @@ class LogFile:
         self.contents, self._of_contents, self._numbers = contents, shapes, numbers
         self._last.append((contents, numbers))
         self._keys = self._progress_at = None
+        self._near.clear()
         self.chunk += 1
 
     @property
@@ -308,6 +309,16 @@ class LogFile:
         if self._keys is None:
             self._keys = without_times(self.contents)
         return self._keys
+
+    @property
+    def progress_at(self) -> list[int]:
+        """The indices of the lines about progress in the chunk."""
+        if self._progress_at is None:
+            progress = self._shapes.progress
+            self._progress_at = [
+                at for at, shape in enumerate(self._of_contents) if shape in progress
+            ]
+        return self._progress_at
 
     def tail(self, size: int) -> tuple[list[tuple[int, bytes]], bool]:
         """The last lines, of this number of bytes, and whether they are all lines of the file."""
@@ -324,23 +335,18 @@ class LogFile:
         """The last lines about progress before the line that was read last, in their order."""
         until = self._numbers[self.at] if self._numbers else 0
         begin = max(0, self.at - _MOST_SEARCHED)
-        if self._progress_at is None:
-            progress = self._shapes.progress
-            self._progress_at = [
-                at for at, shape in enumerate(self._of_contents) if shape in progress
-            ]
-        end = bisect_left(self._progress_at, self.at)
-        near: list[str] = []
-        for at in reversed(self._progress_at[bisect_left(self._progress_at, begin) : end]):
+        progress, near = self.progress_at, self._near
+        first = max(begin, near[-1][0] + 1 if near else 0)
+        for at in progress[bisect_left(progress, first) : bisect_left(progress, self.at)]:
             text = _counted(self.contents[at][:_LOOKED_AT])
             if text is not None:
-                near.append(text)
-                if len(near) == _MOST_BEFORE:
-                    break
+                near.append((at, text))
+        while near and near[0][0] < begin:
+            near.popleft()
         if not near:
             before = [content for number, content in self._progress if number < until]
             return [content.decode("utf-8", "replace") for content in before[-_MOST_BEFORE:]]
-        return near[::-1]
+        return [text for _, text in near]
 
     def _parts(self, content: bytes, *, is_loud: bool) -> Sequence[bytes]:
         if len(content) <= _LONGEST_LINE:

@@ -163,6 +163,47 @@ class _Sparse:
         return block
 
 
+class _Repeats:
+    """Passes over blocks of a file that were read before, and remembers those that are read."""
+
+    def __init__(self, log: LogFile, analysis: LogAnalysis) -> None:
+        self._log, self._analysis = log, analysis
+        self._blocks = RepeatedBlocks()
+        self._begin = self._first = self._chunk = 0
+        """The index and the number of the first line of a block, and its chunk."""
+
+    def taken(self, at: int) -> int:
+        """How many lines, from an index on, are those of a block that was read before."""
+        log, analysis, blocks = self._log, self._analysis, self._blocks
+        attempt = analysis.attempt
+        block = blocks.find_run(log.keys, at)
+        if block is None or not analysis.add_run(block, log.number, log.contents, at):
+            block = blocks.find(log.keys, at)
+            if block is None or not analysis.add_again(block, log.number, log.contents, at):
+                return 0
+        log.wants_steps = analysis.wants_steps
+        if analysis.attempt is attempt:
+            blocks.follow(block, log.keys, at, log.progress_at)
+        else:  # it begins an attempt: no run can have it
+            blocks.end_run()
+        return len(block.lines)
+
+    def begin(self, line: Line) -> None:
+        """Note that a line is about to be read."""
+        self._blocks.end_run()
+        if self._log.may_repeat and not self._log.wants_all:
+            self._begin, self._first, self._chunk = self._log.at, line.number, self._log.chunk
+            self._analysis.begin_block()
+
+    def end(self, line: Line) -> None:
+        """Remember the block that ends with a line that was read."""
+        log = self._log
+        if not log.may_repeat or log.wants_all or log.chunk != self._chunk or line.is_progress:
+            return
+        if block := self._analysis.block(log.keys[self._begin : log.at + 1], self._first):
+            self._blocks.add(block)
+
+
 def _take(
     log: LogFile,
     path: Path | None,
@@ -172,29 +213,12 @@ def _take(
     rules: LogRules,
 ) -> None:
     analysis.begin_file(origin, path, log.progress_before)
-    repeats, begin, first, chunk = RepeatedBlocks(), 0, 0, 0
-
-    def taken(at: int) -> int:
-        """How many lines are those of a block that was read before."""
-        block = repeats.find(log.keys, at)
-        if block is None or not analysis.add_again(block, log.number, log.contents, at):
-            return 0
-        log.wants_steps = analysis.wants_steps
-        return len(block.lines)
-
+    repeats = _Repeats(log, analysis)
     try:
-        for line in log.loud_lines(taken):
-            if not log.may_repeat:
-                _take_line(log, line, origin, analysis, shapes, rules)
-                continue
-            if not log.wants_all:
-                begin, first, chunk = log.at, line.number, log.chunk
-                analysis.begin_block()
+        for line in log.loud_lines(repeats.taken):
+            repeats.begin(line)
             _take_line(log, line, origin, analysis, shapes, rules)
-            if log.wants_all or log.chunk != chunk or line.is_progress:
-                continue
-            if block := analysis.block(log.keys[begin : log.at + 1], first):
-                repeats.add(block)
+            repeats.end(line)
     finally:
         analysis.end_file()
         analysis.add_progress(origin, [*_decoded(log.progress)])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep_services.attribution.log_analysis import analysis
+from everstep_services.attribution.log_analysis import attempts
 from everstep_services.attribution.log_analysis.files import analyze_files
 from everstep_services.attribution.log_analysis.report import lines
 from tests.unit.attribution.log_analysis.logs import raised, written
@@ -114,7 +114,7 @@ def test_origins_of_attempts_that_are_not_kept_take_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A crash loop of many attempts names the ranks of the last one, too."""
-    monkeypatch.setattr(analysis, "_MOST_ORIGINS", 64)
+    monkeypatch.setattr(attempts, "MOST_ORIGINS", 64)
     attempt = "".join(raised("KeyError: 'a'", f"[rank{rank}]: ") for rank in range(4))
     log = "".join(f"[rank0]: Resuming training from step {n}\n{attempt}" for n in range(1, 40))
     report = written(tmp_path, job=log)

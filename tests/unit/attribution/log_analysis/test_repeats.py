@@ -47,3 +47,38 @@ def test_a_block_that_a_chunk_cuts_is_read(tmp_path: Path, monkeypatch: pytest.M
     fast = written(tmp_path, job=log)
     monkeypatch.setattr(RepeatedBlocks, "find", lambda *_: None)
     assert written(tmp_path, job=log) == fast
+
+
+@pytest.mark.parametrize("size", [3000, 1 << 20])
+def test_runs_of_repeated_blocks_mean_what_their_lines_mean(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attempts begin in the middle of runs, by steps and by exceptions that end a process."""
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", size)
+    timeout = (
+        "[rank{}]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum={}, "
+        "OpType=ALLREDUCE, Timeout(ms)=800) ran for 801 milliseconds before timing out.\n"
+    )
+    parts = [raised(f"KeyError: '{name}'", f"[rank{rank}]: ") for rank, name in enumerate("abca")]
+    parts += [timeout.format(rank, 7 + rank % 2) for rank in range(3)]
+    end = raised(OOM).replace("in step", "in <module>")
+    turns = [
+        "".join(parts),
+        "all is well\n" + end,
+        "iteration 7/ 9 loss: 1\n",
+        "".join(parts[::-1]),
+    ]
+    log = "".join(turns * 30)
+    looked_up = []
+    find = RepeatedBlocks.find
+
+    def counted(blocks: RepeatedBlocks, lines: list[bytes], at: int) -> object:
+        looked_up.append(at)
+        return find(blocks, lines, at)
+
+    monkeypatch.setattr(RepeatedBlocks, "find", counted)
+    fast = written(tmp_path, job=log)
+    monkeypatch.setattr(RepeatedBlocks, "find", lambda *_: None)
+    assert written(tmp_path, job=log) == fast
+    blocks = sum(log.count(part) for part in {*parts, end})
+    assert len(looked_up) < blocks * (0.5 if size > len(log) else 1)
