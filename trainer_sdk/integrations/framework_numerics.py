@@ -4,16 +4,19 @@ Such a loop makes no step again, so a step is only looked at, after it was made.
 back by another round: suspect checkpoints are quarantined, and skipped data passed over after it.
 """
 
+import functools
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
+
+import msgspec
 
 from trainer_sdk.checkpoint.rank_group import NoGroupError, RankGroup
 from trainer_sdk.checkpoint.storage import lasting, storage_for
 from trainer_sdk.integrations import seals
-from trainer_sdk.integrations.framework_session import FrameworkSession
+from trainer_sdk.integrations.framework_session import FrameworkSession, Method
 from trainer_sdk.integrations.skipped_data import Span, merged
 from trainer_sdk.numerics.data import Batches
 from trainer_sdk.numerics.numerics import Numerics
@@ -26,6 +29,23 @@ from trainer_sdk.sdk_log import warn_once
 Names = tuple[str, str]
 _MOST_STEPS = 4096
 """How many steps back the data of a step are remembered."""
+
+
+def _until_an_error(method: Method) -> Method:
+    """The method; after an error all ranks look at nothing: no report must end a training."""
+
+    @functools.wraps(method)
+    def call(self: "FrameworkNumerics", *given: Any, **named: Any) -> None:
+        if self._is_off:
+            return
+        try:
+            method(self, *given, **named)
+        except RestartNeededError:
+            raise
+        except Exception as error:  # noqa: BLE001
+            self._turn_off(error)
+
+    return cast("Method", call)
 
 
 class FrameworkNumerics:
@@ -41,8 +61,9 @@ class FrameworkNumerics:
         self._policy = policy
         self._settle = settle
         self._data = _UsedData()
-        self._rollback: Rollback | None = None
+        self._rollback: _RestartRollback | None = None
         self._numerics: Numerics | None = None
+        self._restored = ""
         self._is_off = False
 
     @property
@@ -59,6 +80,7 @@ class FrameworkNumerics:
         except NoGroupError as error:
             self._turn_off(error)
 
+    @_until_an_error
     def step(
         self,
         step: int,
@@ -75,22 +97,41 @@ class FrameworkNumerics:
         the step's data, if a restart would use the same. The call does not return if the training
         must end or start again.
         """
-        if self._is_off:
-            return
-        try:
-            self._data.use(step, data)
-            if self._numerics is None:
-                choices: dict[str, Any] = asdict(self._policy) | {"rollback": self._rollback}
-                self._numerics = Numerics(self._run.session, state, self._data, **choices)
-            rate = lr if isinstance(lr, float) else None
-            self._numerics.accepts(loss=loss, grad_norm=grad_norm, lr=rate)
-        except RestartNeededError:
-            raise
-        except Exception as error:  # noqa: BLE001 - the training must not end by a report
-            self._turn_off(error)
+        self._data.use(step, data)
+        if self._numerics is None:
+            choices: dict[str, Any] = asdict(self._policy) | {"rollback": self._rollback}
+            self._numerics = Numerics(self._run.session, state, self._data, **choices)
+            if self._restored:
+                self._numerics.load_state_dict(msgspec.json.decode(self._restored))
+        rate = lr if isinstance(lr, float) else None
+        self._numerics.accepts(loss=loss, grad_norm=grad_norm, lr=rate)
+
+    @_until_an_error
+    def finish(self) -> None:
+        """Decide on the last steps; all ranks call it after the last one."""
+        if self._numerics is not None and not self._run.should_stop:
+            self._numerics.finish()
+
+    def state_dict(self) -> dict[str, str]:
+        """The statistics of this rank, by its name, from which the next process goes on."""
+        if self._numerics is not None:
+            self._restored = msgspec.json.encode(self._numerics.state_dict()).decode()
+        return {} if self._rollback is None else {self._rollback.rank_name: self._restored}
+
+    def state_of_all(self) -> dict[str, str]:
+        """The statistics of all ranks; all of them call it."""
+        return {} if self._rollback is None else self._rollback.joined(self.state_dict())
+
+    def load_state_dict(self, state: Mapping[str, str]) -> None:
+        """Go on from the statistics that this rank had, if there are as many ranks as then."""
+        if self._rollback is not None:
+            self._restored = state.get(self._rollback.rank_name, "")
 
     def _turn_off(self, error: Exception) -> None:
         self._is_off = True
+        numerics, self._numerics = self._numerics, None
+        if numerics is not None:
+            numerics.leave()  # otherwise the others would wait for this rank
         warn_once(
             "the results of steps are not looked at from here on, and the training goes on: "
             f"{type(error).__name__}: {error}"
@@ -160,6 +201,16 @@ class _RestartRollback(Rollback):
         self._sealed = sealed
         self._settle = settle
         super().__init__({}, session, root=self._folder)
+
+    @property
+    def rank_name(self) -> str:
+        """The name of this rank, which another number of ranks does not have."""
+        return f"rank-{self._group.rank}-of-{self._group.size}"
+
+    def joined(self, own: dict[str, str]) -> dict[str, str]:
+        """What all ranks give."""
+        parts = self._group.gather(own, dict[str, str])
+        return {name: value for part in parts for name, value in part.items()}
 
     def _has_earlier(self, step: int) -> bool:
         self._settle()

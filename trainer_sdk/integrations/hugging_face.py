@@ -128,9 +128,11 @@ class HuggingFaceCallback(TrainerCallback):  # type: ignore[misc]  # untyped whe
     ) -> None:
         """Leave the section of the save, and have the checkpoint sealed after the next step."""
         del control
+        folder = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
+        if self.numerics is not None:
+            self.numerics.save(folder, args.process_index)
         self._run.end(_CHECKPOINT)
         if self._sealer is not None and args.should_save:
-            folder = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
             self._sealer.saved(folder, state.global_step)
 
     @harmless
@@ -148,12 +150,17 @@ class HuggingFaceCallback(TrainerCallback):  # type: ignore[misc]  # untyped whe
             if isinstance(value, (int, float)):
                 self._run.session.report(name, value)
 
-    @harmless
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Seal the last checkpoint."""
+        """Decide on the last steps, and seal the last checkpoint."""
         del args, state, control
+        if self.numerics is not None:
+            self.numerics.finish()
+        self._note_end()
+
+    @harmless
+    def _note_end(self) -> None:
         self._run.end_all()
         if self._sealer is not None:
             meet()  # the ranks have left their last save, and no step follows

@@ -4,11 +4,16 @@ Its callbacks get neither, so some methods of the `Trainer` are followed while i
 counted in optimizer steps, as the `Trainer` itself counts when it resumes.
 """
 
+import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
+
+from everstep.evidence.files import read_regular
 from trainer_sdk.integrations.framework_numerics import FrameworkNumerics
 from trainer_sdk.integrations.framework_session import FrameworkSession
 from trainer_sdk.integrations.skipped_data import (
@@ -44,7 +49,7 @@ class TrainerNumerics:
         self._trainer = trainer
         followed: dict[str, Callable[..., Any]] = {
             "set_initial_training_values": self._epochs,
-            "_init_training_state": self._place,
+            "_init_training_state": self._resume,
             "_run_epoch": self._epoch,
             "training_step": self._training_step,
             "_get_grad_norm": self._grad_norm,
@@ -72,6 +77,21 @@ class TrainerNumerics:
             data=(number, number + 1) if self._has_order else None,
         )
 
+    def finish(self) -> None:
+        """Decide on the last steps."""
+        self._numerics.finish()
+
+    def save(self, folder: str, rank: int) -> None:
+        """Write this rank's statistics into a checkpoint; ranks that have no part in it do not."""
+        if os.path.isdir(folder):
+            with open(_place(folder, rank), "wb") as file:
+                file.write(msgspec.json.encode(self._numerics.state_dict()))
+
+    def _load(self, folder: str, rank: int) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            state = msgspec.json.decode(read_regular(_place(folder, rank)), type=dict[str, str])
+            self._numerics.load_state_dict(state)
+
     def _training_step(self, trainer: Any, plain: Any, *given: Any, **named: Any) -> Any:
         self._rate = trainer.optimizer.param_groups[0].get("lr")
         loss = plain(*given, **named)
@@ -91,11 +111,20 @@ class TrainerNumerics:
             epochs = max(epochs, last // per_epoch + 1)
         return epochs, per_epoch, *others
 
-    def _place(
-        self, trainer: Any, plain: Any, max_steps: int, per_epoch: int, *given: Any, **named: Any
+    def _resume(
+        self,
+        trainer: Any,
+        plain: Any,
+        max_steps: int,
+        per_epoch: int,
+        epochs: int,
+        checkpoint: str | None,
+        *given: Any,
     ) -> tuple[int, int]:
         """The epoch, and how many of its batches have been used."""
-        place: tuple[int, int] = plain(max_steps, per_epoch, *given, **named)
+        place: tuple[int, int] = plain(max_steps, per_epoch, epochs, checkpoint, *given)
+        if checkpoint is not None:
+            self._load(checkpoint, trainer.args.process_index)
         spans, used = self._numerics.spans, trainer.state.global_step
         if not spans or not used or trainer.args.ignore_data_skip:
             return place
@@ -123,3 +152,7 @@ class TrainerNumerics:
             named["num_update_steps_per_epoch"] -= count
             named["steps_in_epoch"] -= lost
             plain(**named)
+
+
+def _place(folder: str, rank: int) -> str:
+    return os.path.join(folder, f"everstep-numerics-{rank}.json")

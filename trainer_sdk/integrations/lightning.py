@@ -194,7 +194,7 @@ class LightningCallback(Callback):  # type: ignore[misc]  # untyped where it is 
             except NoGroupError:
                 _warn_of_devices(trainer)
                 return
-            _restore_local(self._local, trainer, pl_module)
+            self._restore_local(self._local, trainer, pl_module)
 
     @harmless
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -269,10 +269,24 @@ class LightningCallback(Callback):  # type: ignore[misc]  # untyped where it is 
         del trainer, pl_module
         self._run.end(_EVALUATION)
 
-    @harmless
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note that the training has finished, if it has."""
+        """Decide on the last steps, and note that the training has finished, if it has."""
         del pl_module
+        if self._numerics is not None:
+            self._numerics.finish()
+        self._note_end(trainer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The statistics of `numerics`, which Lightning writes into its checkpoint."""
+        return {} if self._numerics is None else self._numerics.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from these statistics."""
+        if self._numerics is not None:
+            self._numerics.load_state_dict(state_dict)
+
+    @harmless
+    def _note_end(self, trainer: Trainer) -> None:
         self._run.end_all()
         if self._autoresume and trainer.is_global_zero and _is_finished(trainer):
             place = self._finished_mark(trainer)
@@ -306,7 +320,20 @@ class LightningCallback(Callback):  # type: ignore[misc]  # untyped where it is 
     @harmless
     def _save_in_memory(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._local is not None and self._step % self._local_every == 0:
-            self._local.save(self._step, _live_state(trainer, pl_module), to_root=False)
+            state = _live_state(trainer, pl_module, self._numerics)
+            self._local.save(self._step, state, to_root=False)
+
+    def _restore_local(
+        self, saves: Checkpointer, trainer: Trainer, pl_module: LightningModule
+    ) -> None:
+        """Restore the newest state in memory, unless there is a file that is as new."""
+        latest = saves.latest()
+        connector = trainer._checkpoint_connector  # noqa: SLF001 - Lightning has no public name
+        file = connector._loaded_checkpoint  # noqa: SLF001
+        if latest is None or latest.step <= file.get("global_step", -1):
+            return
+        if saves.restore(_live_state(trainer, pl_module, self._numerics)) is not None:
+            connector._loaded_checkpoint = {}  # noqa: SLF001 - else the older file replaces it
 
     def _save(self, trainer: Trainer) -> None:
         path = os.path.join(self._folder(trainer), f"everstep-step={self._step}{_SUFFIX}")
@@ -356,17 +383,21 @@ def _numerics(run: FrameworkSession, policy: "NumericsPolicy") -> "LightningNume
 
 
 class _Progress:
-    """Loops and schedulers of a Trainer, as one value of a state."""
+    """Loops and schedulers of a Trainer, and its statistics, as one value of a state."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, numerics: "LightningNumerics | None") -> None:
         self._trainer = trainer
+        self._numerics = numerics
 
     def state_dict(self) -> dict[str, Any]:
         """The progress of loops, and the states of schedulers."""
         schedulers = [
             config.scheduler.state_dict() for config in self._trainer.lr_scheduler_configs
         ]
-        return {"whole": ({"loop": self._trainer.fit_loop.state_dict(), "lr": schedulers},)}
+        whole = {"loop": self._trainer.fit_loop.state_dict(), "lr": schedulers}
+        if self._numerics is not None:
+            whole["numerics"] = self._numerics.own_state()
+        return {"whole": (whole,)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from this progress."""
@@ -374,23 +405,16 @@ class _Progress:
         self._trainer.fit_loop.load_state_dict(whole["loop"])
         for config, saved in zip(self._trainer.lr_scheduler_configs, whole["lr"], strict=True):
             config.scheduler.load_state_dict(saved)
+        if self._numerics is not None:
+            self._numerics.load_state_dict(whole.get("numerics", {}))
 
 
-def _live_state(trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+def _live_state(
+    trainer: Trainer, pl_module: LightningModule, numerics: "LightningNumerics | None"
+) -> dict[str, Any]:
     """The objects that have the state of a training on this rank."""
     optimizers = {f"optimizer_{number}": each for number, each in enumerate(trainer.optimizers)}
-    return {"model": pl_module, "progress": _Progress(trainer), **optimizers}
-
-
-def _restore_local(saves: Checkpointer, trainer: Trainer, pl_module: LightningModule) -> None:
-    """Restore the newest state in memory, unless a file that is as new is about to be restored."""
-    latest = saves.latest()
-    connector = trainer._checkpoint_connector  # noqa: SLF001 - Lightning has no public name
-    file = connector._loaded_checkpoint  # noqa: SLF001
-    if latest is None or latest.step <= file.get("global_step", -1):
-        return
-    if saves.restore(_live_state(trainer, pl_module)) is not None:
-        connector._loaded_checkpoint = {}  # noqa: SLF001 - else the older file replaces it
+    return {"model": pl_module, "progress": _Progress(trainer, numerics), **optimizers}
 
 
 def _warn_of_devices(trainer: Trainer) -> None:

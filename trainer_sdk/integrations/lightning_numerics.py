@@ -86,6 +86,22 @@ class LightningNumerics:
             data=(number_after(used, spans), last + 1) if self._has_order else None,
         )
 
+    def finish(self) -> None:
+        """Decide on the last steps."""
+        self._numerics.finish()
+
+    def state_dict(self) -> dict[str, str]:
+        """The statistics of all ranks: the first rank writes them for all."""
+        return self._numerics.state_of_all()
+
+    def own_state(self) -> dict[str, str]:
+        """The statistics of this rank, for its own memory."""
+        return self._numerics.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, str]) -> None:
+        """Go on from these statistics."""
+        self._numerics.load_state_dict(state)
+
     def _settle(self) -> None:
         settle = getattr(self._trainer.strategy.checkpoint_io, "settle", None)
         if settle is not None:

@@ -15,7 +15,7 @@ from torchtitan.components.checkpointer.dcp import AsyncMode, CheckpointManager
 from trainer_sdk.checkpoint import arguments
 from trainer_sdk.integrations.dcp import DcpReader, DcpStager, DcpWriter, newest_verified
 from trainer_sdk.integrations.framework_session import FrameworkSession, check_version
-from trainer_sdk.integrations.torchtitan_numerics import TitanNumerics
+from trainer_sdk.integrations.torchtitan_numerics import NUMERICS, TitanLoadPlanner, TitanNumerics
 from trainer_sdk.numerics.policy import NumericsPolicy
 from trainer_sdk.sdk_log import warn
 
@@ -53,6 +53,7 @@ class TitanCheckpointManager(CheckpointManager):  # type: ignore[misc]  # untype
             self._numerics = TitanNumerics(
                 self._run, config.numerics, self, parts["dataloader"], parts["model_parts"]
             )
+            self.states[NUMERICS] = self._numerics
         if self.enable and self.async_mode == AsyncMode.ASYNC_WITH_PINNED_MEM:
             self.stager = self._stager()  # else torchtitan makes one of its own
 
@@ -94,13 +95,19 @@ class TitanCheckpointManager(CheckpointManager):  # type: ignore[misc]  # untype
     ) -> None:
         """Load what Everstep has saved, verified; other formats as torchtitan does."""
         if from_hf or not DcpReader.is_there(checkpoint_id):
+            state_dict.pop(NUMERICS, None)
             super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
             return
         self._load_verified(state_dict, checkpoint_id)
 
     def _load_verified(self, state_dict: dict[str, Any], checkpoint_id: str) -> None:
         reader = DcpReader(keep_memory=self._keep_memory)
-        state_dict_loader.load(state_dict, checkpoint_id=checkpoint_id, storage_reader=reader)
+        state_dict_loader.load(
+            state_dict,
+            checkpoint_id=checkpoint_id,
+            storage_reader=reader,
+            planner=TitanLoadPlanner(),
+        )
         if "model" in self.states:
             self.states["model"].load_state_dict(state_dict)
 
@@ -122,7 +129,7 @@ class TitanCheckpointManager(CheckpointManager):  # type: ignore[misc]  # untype
 
     def _save(self, curr_step: int, last_step: bool = False) -> bool:
         if self._numerics is not None:
-            self._numerics.step(curr_step)
+            self._numerics.step(curr_step, is_last=last_step)
         self._run.step(curr_step)
         must_stop = self._run.should_stop
         self._is_forced = must_stop or self._run.should_save

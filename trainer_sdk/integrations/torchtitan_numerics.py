@@ -4,15 +4,36 @@ torchtitan computes its metrics at each `log_freq`-th step, so only these are lo
 counted in batches that the loader has given; a batch that is passed over counts, too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.nn import Module
 
 from trainer_sdk.integrations.framework_numerics import FrameworkNumerics
 from trainer_sdk.integrations.framework_session import FrameworkSession
 from trainer_sdk.integrations.skipped_data import skipped
 from trainer_sdk.numerics.policy import NumericsPolicy
+
+NUMERICS = "everstep_numerics"
+"""The name of the statistics in a checkpoint."""
+
+
+class TitanLoadPlanner(DefaultLoadPlanner):
+    """Leaves out statistics that a checkpoint does not have: those of another number of ranks."""
+
+    def set_up_planner(
+        self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        """Note what is loaded."""
+        super().set_up_planner(state_dict, metadata, is_coordinator)
+        there = metadata.state_dict_metadata if metadata is not None else {}
+        self.state_dict = {
+            name: value
+            for name, value in self.state_dict.items()
+            if name in there or self.mappings[name][0] != NUMERICS
+        }
 
 
 class TitanNumerics:
@@ -51,11 +72,21 @@ class TitanNumerics:
 
         processor.log = log
 
-    def step(self, step: int) -> None:
+    def step(self, step: int, *, is_last: bool) -> None:
         """Look at a finished step, before it is saved."""
         (loss, norm), self._metrics = self._metrics or (None, None), None
         data = (self._begin, self._position) if self._has_position else None
         self._numerics.step(step, self._state, loss=loss, grad_norm=norm, data=data)
+        if is_last:
+            self._numerics.finish()
+
+    def state_dict(self) -> dict[str, str]:
+        """The statistics of this rank."""
+        return self._numerics.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, str]) -> None:
+        """Go on from these statistics."""
+        self._numerics.load_state_dict(state)
 
     def pass_over(self) -> None:
         """Have the loader go on behind the data that nobody trains on."""

@@ -125,6 +125,11 @@ class RankAgreement:
         highest: list[int] = coming[1].tolist()
         return highest
 
+    def leave(self) -> None:
+        """Take no part in later calls; the others get an error once nothing holds the group."""
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+
     def swap(self, octets: bytes, to: int, source: int) -> bytes | None:
         """Send these octets to a rank, and return those of another one; None if any rank has none.
 

@@ -195,6 +195,19 @@ class Numerics:
                 decision = self._examine(step, sighting)
         return decision
 
+    def finish(self) -> None:
+        """Decide on the last steps, and compare replicas; for loops that go back by a restart."""
+        if self._is_on and self._steps:
+            step = self._counting.next_step() - 1
+            self._decide(step, self._look(self._reader.arrived(waits=True)))
+            self._decide(step, None)  # where ranks agree a step later
+            self._act_on_replicas(step, self._replicas.compared_now())
+
+    def leave(self) -> None:
+        """Give up: others that wait for this rank get an error once it has dropped this object."""
+        self._agreement.leave()
+        self._replicas.leave()
+
     def state_dict(self) -> dict[str, Any]:
         """The statistics of this rank."""
         if not self._is_on:
@@ -319,11 +332,8 @@ class Numerics:
             return self._act_unjudged(doubt)
         replicas = self._replicas
         if replicas.has_replicas:  # with other parameters its results are others, too
-            if replicas.is_pending:
-                replicas.finish()
             self._hashed_at = step
-            replicas.start()
-            decision = self._act_on_replicas(step, replicas.finish())
+            decision = self._act_on_replicas(step, replicas.compared_now())
             if decision is not None:
                 return decision
         is_counted = self._mode == "report_determinism_stats"

@@ -120,6 +120,20 @@ class ReplicaHash:
         self._copies, self._gathered, self._work = [], [], None
         return self._comparison.odd_one_out(hashes)
 
+    def compared_now(self) -> ResultJudgement | None:
+        """Hash, and wait for the comparison; None if there are no replicas, or none differs."""
+        if not self.has_replicas:
+            return None
+        if self.is_pending:
+            self.finish()
+        self.start()
+        return self.finish()
+
+    def leave(self) -> None:
+        """Take no part in later calls; the others get an error once nothing holds the group."""
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+
     def _gather(self) -> None:
         assert self._group is not None
         hashes = torch.zeros(self._comparison.width, dtype=torch.int64, device="cpu")

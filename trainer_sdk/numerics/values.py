@@ -41,11 +41,13 @@ class StepReader:
             self.is_late = True
         self._coming.append((step, values, event, lr))
 
-    def arrived(self) -> list[StepValues]:
-        """The values of the steps that have arrived, the oldest first."""
+    def arrived(self, *, waits: bool = False) -> list[StepValues]:
+        """The values of the steps that have arrived, the oldest first; or those of all steps."""
         arrived = []
         while self._coming:
             step, values, event, lr = self._coming[0]
+            if event is not None and waits:
+                event.synchronize()
             if event is not None and not event.query():
                 break
             self._coming.popleft()
