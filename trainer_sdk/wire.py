@@ -123,6 +123,8 @@ class Hung(WireLine, frozen=True, kw_only=True):
     rank: _Count
     limit_s: Annotated[float, msgspec.Meta(gt=0, le=1e10)]
     """The wrapper's `hard_timeout`, which has passed without progress."""
+    is_over: bool = False
+    """The rank has left its function after all, and the monitor lets it restart."""
 
 
 class Restarted(WireLine, frozen=True, kw_only=True):

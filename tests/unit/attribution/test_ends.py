@@ -63,6 +63,8 @@ async def test_a_rank_that_its_own_monitor_ended_has_stood_still(
     assert "rank 1 (n0) stood still for 40 s, so the monitor of its in-process" in found.reason
     found = await judged(of)
     assert "stood still" not in found.reason
+    again = replace(of, ends=(), stalls=(stall,), trigger="restarted_in_process", rank=1)
+    assert "ended it" not in (await judged(again)).reason  # its signal has freed the rank
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """The monitor process of a rank: kills a rank that stands still, and speaks for one that is gone.
 
 `monitor_process.py SETTINGS` reads lines from stdin: `alive AGE` when the rank's thread has looked,
-`iteration PREFIX RANK SIZE INITIAL`, `pause`, `resume` and `bye`. The end of stdin without `bye`
-means that the rank is gone. It imports nothing but the standard library while all ranks live.
+`iteration PREFIX RANK SIZE INITIAL`, `left` when the rank has left its function to restart,
+`pause`, `resume` and `bye`. The end of stdin without `bye` means that the rank is gone. It imports
+nothing but the standard library while all ranks live.
 
 The monitor of the first rank has a connection to each other rank, which that rank and its monitor
 hold together: it speaks for both if it ends, or is silent for `unheard_s`, without `bye`.
@@ -102,23 +103,27 @@ class Monitor:
                 self._log(
                     f"rank {self._settings['rank']} has stood still for {self._idle_s():.0f} s"
                 )
-                self._kill()
-                self._speak_for_the_rank()
-                return
+                if self._kill():
+                    self._speak_for_the_rank()
+                    return
 
     def _listen(self) -> bool:
         """Read what the rank sends; False once it has ended."""
-        octets = os.read(0, 65536)
-        if not octets:
+        lines = self._lines()
+        if lines is None:
             self._speak_for_the_rank()
             return False
-        lines = (self._rest + octets).split(b"\n")
-        self._rest = lines.pop()
         for line in lines:
             if line == b"bye":
                 return False
             self._take(line.decode().split())
         return True
+
+    def _lines(self) -> "list[bytes] | None":
+        """The next whole lines of the rank; None if it is gone."""
+        octets = os.read(0, 65536)
+        *lines, self._rest = (self._rest + octets).split(b"\n")
+        return lines if octets else None
 
     def _take(self, words: "list[str]") -> None:
         match words:
@@ -128,6 +133,8 @@ class Monitor:
                 self._is_paused = True
             case ["resume"]:
                 self._is_paused, self._moved = False, time.monotonic()
+            case ["left"]:
+                self._moved = time.monotonic()
             case ["iteration", *rest]:
                 self._iteration = _iteration(rest)
                 self._moved = time.monotonic()
@@ -141,20 +148,33 @@ class Monitor:
         left = float(self._settings["hard_s"]) - self._idle_s()
         return max(0.01, min(_LONGEST_POLL_S, float(self._settings["interval_s"]), left))
 
-    def _kill(self) -> None:
-        """End the rank: SIGCONT and SIGTERM, then SIGKILL. An agent hears of it first."""
-        if os.getppid() == self._rank_pid and self._settings["agent"] >= 0:
-            with contextlib.suppress(OSError):  # it is gone, or does not read
-                os.write(self._settings["agent"], self._settings["hung"].encode())
+    def _kill(self) -> bool:
+        """End the rank: SIGCONT and SIGTERM, then SIGKILL. An agent hears of it first.
+
+        False if a signal has freed the rank: it has left its function, and restarts.
+        """
+        self._tell_agent("hung")
         for number in (signal.SIGCONT, signal.SIGTERM):
             if not self._signal(number):
-                return
+                return True
         deadline = time.monotonic() + float(self._settings["grace_s"])
         while time.monotonic() < deadline:
             ready, _, _ = select.select([0], [], [], max(0.0, deadline - time.monotonic()))
-            if ready and not os.read(0, 65536):
-                return
+            lines = self._lines() if ready else []
+            if lines is None:
+                return True
+            for line in lines:
+                self._take(line.decode().split())
+            if b"left" in lines:
+                self._tell_agent("restarts")
+                return False
         self._signal(signal.SIGKILL)
+        return True
+
+    def _tell_agent(self, line: str) -> None:
+        if os.getppid() == self._rank_pid and self._settings["agent"] >= 0:
+            with contextlib.suppress(OSError):  # it is gone, or does not read
+                os.write(self._settings["agent"], self._settings[line].encode())
 
     def _signal(self, number: int) -> bool:
         if os.getppid() != self._rank_pid:

@@ -215,6 +215,7 @@ class MonitorLink:
             "path": sys.path,
             "agent": link.fileno(),
             "hung": link.line("hung", f'"limit_s":{hard_s!r}'),
+            "restarts": link.line("hung", f'"limit_s":{hard_s!r},"is_over":true'),
         }
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = subprocess.Popen(  # noqa: S603 - ours

@@ -300,6 +300,7 @@ class CallWrapper:
                     warn(f"{perhaps}{text}; all ranks restart in their processes", rank)
                     shared.interrupt(rank, "EXCEPTION")
                 watch.await_abort()
+        self._monitor.send("left")
         session().end_all()
         session().heartbeat()
         self._recover(shared, rank)

@@ -76,7 +76,8 @@ STALLS = ProjectedTable(
     columns={
         **least(int="n at_us"),
         **once(
-            text="job node phase section shown_by blocked_in process_state limit_source",
+            text="job node phase section shown_by blocked_in process_state limit_source "
+            "limit_origin",
             int="round rank step recovered_us",
             float="waited_s limit_s stalled_s",
             bool="is_fatal",

@@ -144,6 +144,9 @@ class StallFacts:
     def said(self, event: RankSaid) -> None:
         """A rank asks for a pause of the judgement, or for its end; or its own monitor ends it."""
         match event.message:
+            case Hung(limit_s=limit_s, is_over=True):
+                hung = self._hung(event.rank, limit_s)
+                self._moving(Moving(hung, limit_s, hung.place.step, None))
             case Hung(limit_s=limit_s):
                 self._stalled(self._hung(event.rank, limit_s), ProcessState("", ""))
             case Paused(reason=reason, for_s=for_s):

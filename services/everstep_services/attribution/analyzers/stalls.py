@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from everstep.incident_causes import BY_MONITOR
+from everstep.incident_causes import BY_MONITOR, IN_PROCESS
 from everstep.messages import Case, Stall
 from everstep.verdict_causes import VerdictCause
 from everstep_services.attribution.domain.claims import Claim
@@ -47,7 +47,9 @@ def _warned(case: Case) -> Sequence[Stall]:
 
 
 def ended_by_monitor(case: Case) -> Mapping[int, Stall]:
-    """The ranks that the monitors of their in-process restarts have ended."""
+    """The ranks that the monitors of their in-process restarts have ended: none that restarted."""
+    if case.trigger == IN_PROCESS:
+        return {}
     stalls = (*case.warned_stalls, *case.stalls)
     return {stall.rank: stall for stall in stalls if stall.signal == BY_MONITOR}
 

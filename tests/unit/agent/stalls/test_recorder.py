@@ -7,9 +7,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from everstep.messages import Fact, LimitsDocument, RankStalled, SectionLimit, StartRanks
+from everstep.messages import (
+    Fact,
+    LimitsDocument,
+    RankRecovered,
+    RankStalled,
+    SectionLimit,
+    StartRanks,
+)
 from everstep.messages.codec import encode
-from everstep_services.agent.core.actions import Action, ShowLine
+from everstep_services.agent.core.actions import Action, SendReport, ShowLine
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.core.round_part import AgentTimeouts as Graces
 from everstep_services.agent.ranks.protocol import RankSaid
@@ -224,3 +231,7 @@ def test_a_rank_that_its_own_monitor_ends_has_stalled(run: RunPlan, rank: StallR
     assert (fact.signal, fact.limit_origin) == ("monitor", "inprocess.Wrapper, which ends it")
     (text,) = (act.text for act in desk.acts if isinstance(act, ShowLine))
     assert "limit for hard_timeout 40 s, inprocess.Wrapper, which ends it" in text
+    desk.stalls.said(RankSaid(1, 0, Hung(round=1, rank=0, limit_s=40.0, is_over=True)))
+    assert [it.stall for it in desk.facts if isinstance(it, RankRecovered)] == [fact.id]
+    told = [act.event for act in desk.acts if isinstance(act, SendReport)]
+    assert told == ["rank_stalled", "rank_recovered"]

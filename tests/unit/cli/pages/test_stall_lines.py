@@ -11,7 +11,8 @@ from everstep_services.cli.times import seconds
 
 STALL: dict[str, Any] = {
     "id": "s1", "rank": 3, "section": "data", "step": 1204, "waited_s": 31.0, "limit_s": 30.0,
-    "limit_source": "learned", "blocked_in": "it waits for a lock (futex_wait_queue)",
+    "limit_source": "learned", "limit_origin": None,
+    "blocked_in": "it waits for a lock (futex_wait_queue)",
 }  # fmt: skip
 LOCATED: dict[str, Any] = {
     "first_ranks": [3], "first_nodes": ["n2"], "section": "data", "lead_s": 4.2,
@@ -38,6 +39,14 @@ def test_what_is_not_known_is_not_said() -> None:
     stall = {**STALL, "section": None, "step": None, "blocked_in": None, "limit_source": "new"}
     (line,) = told(stall=stall, stalls=[stall])
     assert line == "  rank 3 made no progress for 31 s; the limit there is 30 s, new"
+
+
+def test_a_limit_that_was_set_names_its_origin() -> None:
+    origin = "inprocess.Wrapper, which ends it"
+    (line, _) = told(stall={**STALL, "limit_source": "configured", "limit_origin": origin})
+    assert line.endswith("the limit there is 30 s, set by inprocess.Wrapper, which ends it")
+    (line, _) = told(stall={**STALL, "limit_source": "configured"})
+    assert line.endswith("set by --limit or `everstep limits set`")
 
 
 def test_several_that_stopped_together_are_only_likely_the_first() -> None:

@@ -381,6 +381,24 @@ def test_the_monitor_tells_the_agent_before_it_ends_a_rank(tmp_path: Path) -> No
         assert rank.messages()[1:] == [Hung(round=ROUND, rank=RANK, limit_s=0.4)]
 
 
+FREED = HANGS.replace("MonitorLink(", "monitor = MonitorLink(").replace(
+    "time.sleep(1000)", '''
+import signal
+signal.signal(signal.SIGTERM, lambda *_: (monitor.send("left"), monitor.send("pause")))
+signal.pause()
+monitor.close()
+''')  # fmt: skip
+
+
+def test_the_monitor_leaves_a_rank_alone_that_its_signal_has_freed(tmp_path: Path) -> None:
+    """All ranks restart then: a kill some seconds later would end their training again."""
+    with script_rank(tmp_path) as rank, rank.start("-c", FREED) as process:
+        assert process.wait(WITHIN_S) == 0
+        hung = Hung(round=ROUND, rank=RANK, limit_s=0.4)
+        freed = Hung(round=ROUND, rank=RANK, limit_s=0.4, is_over=True)
+        assert rank.messages()[1:] == [hung, freed]
+
+
 def test_the_first_rank_that_interrupts_reports_the_restart_to_its_agent(tmp_path: Path) -> None:
     with script_rank(tmp_path) as rank:
         rank.environ |= {

@@ -47,7 +47,12 @@ def _first(located: Record) -> Iterator[str]:
 
 
 def _stalled(stall: Record) -> Iterator[str]:
-    rule = _RULES.get(stall["limit_source"], cell(stall["limit_source"]))
+    origin = stall["limit_origin"]
+    rule = (
+        f"set by {cell(origin)}"
+        if origin
+        else _RULES.get(stall["limit_source"], cell(stall["limit_source"]))
+    )
     limit = f"the limit there is {span(stall['limit_s'])}{f', {rule}' if rule else ''}"
     after = "" if stall["step"] is None else f" after step {stall['step']}"
     waited = span(stall["waited_s"])

@@ -285,6 +285,8 @@ class Stall(Answer):
     limit_s: float | None
     limit_source: str | None
     """`learned`, `configured`, `default`, `floor` or `cap`."""
+    limit_origin: str | None = Field(examples=["--limit"])
+    """Where somebody has set the limit: an option, a setting, `everstep limits`, a wrapper."""
     is_fatal: bool | None
     """True if the stall ends the round; false in observe mode."""
     recovered_at: datetime | None
