@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, case, except_, func, or_, select
+from sqlalchemy import ColumnElement, Select, case, except_, func, or_, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from everstep.incident_causes import meaning_of
@@ -34,9 +34,9 @@ class IncidentStory:
     primary_body: str | None
     """The fact of that exit, whole."""
     stall: Record | None
-    """The stall of the rank that the first report is about, unless the rank moved again."""
+    """The stall of the rank that the first report is about, unless the rank moved again before."""
     stalls: Sequence[Record]
-    """The stalls of all ranks of the round that did not move again."""
+    """The stalls of all ranks of the round that did not move again before the incident."""
     located: Record | None
     """Which ranks stopped first, where a stall began the incident."""
     slow_ranks: Sequence[Record]
@@ -145,7 +145,7 @@ async def _story(connection: AsyncConnection, job: str, row: Record) -> Incident
     numerics = await _numerics(connection, job, row["incident"])
     # Of a case whose round went on: later incidents are about the ends in it.
     has_ended = numerics is None or numerics["incident"] != row["incident"]
-    exits = await _failures(connection, job, row["round"]) if has_ended else []
+    exits = await _failures(connection, job, row) if has_ended else []
     actions = await _actions(connection, job, row["incident"])
     primary = await _primary(connection, job, row, actions) if has_ended else None
     rounds = await _rounds(connection, job, row)
@@ -197,12 +197,19 @@ async def _with_restore(connection: AsyncConnection, job: str, row: Record) -> R
     return {**row, "restored_step": restore["step"], "restored_tier": farthest}
 
 
-async def _failures(connection: AsyncConnection, job: str, number: int | None) -> Sequence[Record]:
-    if number is None:
-        return []
+def _until_over(row: Record, at_us: ColumnElement[Any]) -> ColumnElement[bool]:
+    """Excludes what came in the incident's round when the incident was over: the round went on."""
+    went_on = row["round"] is not None and row["next_round"] == row["round"]
+    return at_us <= row["closed_us"] if went_on else true()
+
+
+async def _failures(connection: AsyncConnection, job: str, row: Record) -> Sequence[Record]:
     exits = tables.rank_exits
     query = select(exits).where(
-        exits.c.job == job, exits.c.round == number, exits.c.is_failure.is_(True)
+        exits.c.job == job,
+        exits.c.round == row["round"],
+        exits.c.is_failure.is_(True),
+        _until_over(row, exits.c.at_us),
     )
     return await _all(connection, query.order_by(exits.c.n).limit(_FEW))
 
@@ -217,7 +224,7 @@ async def _primary(
     or if it names nobody.
     """
     table = tables.rank_exits
-    here = (table.c.job == job, table.c.round == row["round"])
+    here = (table.c.job == job, table.c.round == row["round"], _until_over(row, table.c.at_us))
     culprits = json.loads(row["culprit_ranks"] or "[]")[:_FEW]
     nobody = not culprits and not json.loads(row["culprit_nodes"] or "[]")
     if nobody and row["verdict_fact"] and not row["is_inconclusive"]:
@@ -245,11 +252,15 @@ async def _primary(
 async def _stalls(connection: AsyncConnection, job: str, row: Record) -> Sequence[Record]:
     """The newest of each rank first."""
     stalls = tables.rank_stalls
+    goes_on = stalls.c.recovered_us.is_(None)
+    if row["next_round"] == row["round"] and row["opened_us"] is not None:
+        goes_on |= stalls.c.recovered_us >= row["opened_us"]  # the incident was over with it
     query = select(stalls).where(
         stalls.c.job == job,
         stalls.c.round == row["round"],
         stalls.c.n.is_not(None),
-        stalls.c.recovered_us.is_(None),
+        goes_on,
+        _until_over(row, stalls.c.at_us),
     )
     own_first = (stalls.c.rank == row["rank"]).desc()
     return await _all(connection, query.order_by(own_first, stalls.c.n.desc()).limit(_FEW))
@@ -259,7 +270,8 @@ async def _located(connection: AsyncConnection, job: str, row: Record) -> Record
     if meaning_of(row["trigger"] or "").evidence != "stall":
         return None  # a stall in this round belongs to another incident
     located = tables.stalls_located
-    query = select(located).where(located.c.job == job, located.c.round == row["round"])
+    of_round = (located.c.job == job) & (located.c.round == row["round"])
+    query = select(located).where(of_round, _until_over(row, located.c.at_us))
     rows = await _all(connection, query.order_by(located.c.n.desc()).limit(1))
     return rows[0] if rows else None
 

@@ -70,12 +70,16 @@ def test_a_rank_that_left_early_had_ended_by_itself() -> None:
     none = ("primary", "stall", "located", "phase", "section", "culprit_nodes", "opened_at")
     told = dict.fromkeys(none) | {
         "first_report": "rank 0 exited with 1", "culprit_ranks": [1], "round": 1, "stalls": (),
-        "slow_ranks": (), "exits": (), "culprit_rank_nodes": ["n1"],
+        "slow_ranks": (), "exits": (), "culprit_rank_nodes": ["n1"], "next_round": 2,
+        "rounds": ({"round": 1, "ended_at": "2026-01-01T00:00:00Z"},),
     }  # fmt: skip
     for kind, is_told in (("lost_by_all", True), ("left_early", False), ("node_lost", False)):
         lines = list(PARTS["What happened"](told | {"verdict": {"cause_kind": kind}}))
         assert lines[1] == "  rank 1, node n1, round 1"
         assert ("no end of its own is on record" in "".join(lines)) is is_told, kind
+    goes_on = {"next_round": 1, "verdict": {"cause_kind": "lost_by_all"}}
+    for more in (goes_on, {"rounds": ({"round": 1, "ended_at": None},)}):
+        assert "no end of its own" not in "".join(PARTS["What happened"](told | goes_on | more))
 
 
 def test_an_incident_that_nobody_has_judged_says_what_is_missing() -> None:

@@ -248,6 +248,8 @@ def _who(incident: Record) -> Iterator[str]:
         and incident["culprit_ranks"]
         and not incident.get("numerics")
         and (incident["verdict"] or {}).get("cause_kind") not in _GONE
+        and any(it["ended_at"] for it in incident["rounds"] if it["round"] == incident["round"])
+        and incident["next_round"] != incident["round"]
     ):
         yield "  no end of its own is on record: it may have been stopped with its round"
     yield from _slow(incident)

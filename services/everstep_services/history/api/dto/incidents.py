@@ -399,7 +399,7 @@ class IncidentDetail(Incident):
     culprits."""
     stall: Stall | None = Field(description="The stall of that rank; null if it did not stall.")
     stalls: list[Stall]
-    """All ranks that had stalled and did not move again; at most 50."""
+    """All ranks that had stalled and did not move again before; at most 50."""
     located: Located | None
     """Which ranks stopped first; null if no rank stalled, or if this is unknown."""
     slow_ranks: list[SlowRank]
