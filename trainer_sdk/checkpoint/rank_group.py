@@ -10,7 +10,7 @@ import torch.distributed as dist
 from trainer_sdk.bootstrap.torch_exit import wait_at_exit
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    from torch.distributed import ProcessGroup, Work
 
 Value = TypeVar("Value")
 
@@ -56,10 +56,15 @@ class RankGroup:
         dist.all_reduce(numbers, dist.ReduceOp.MAX, self._group)
         return [int(number) for number in numbers]
 
-    def _all(self, own: torch.Tensor) -> Sequence[torch.Tensor]:
+    def begin_gather(self, own: torch.Tensor) -> "tuple[list[torch.Tensor], Work]":
+        """The tensors of all ranks, which are complete after the work."""
         assert self._group is not None
         gathered = [torch.empty_like(own) for _ in range(self.size)]
-        self._group.allgather([gathered], [own]).wait()
+        return gathered, self._group.allgather([gathered], [own])
+
+    def _all(self, own: torch.Tensor) -> Sequence[torch.Tensor]:
+        gathered, work = self.begin_gather(own)
+        work.wait()
         return gathered
 
     def _first(self, own: torch.Tensor) -> torch.Tensor:

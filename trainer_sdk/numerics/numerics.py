@@ -35,6 +35,8 @@ _ALIKE_MOST: Final = 3
 """More unexpected steps than these in a row are neither run again nor reported."""
 _COUNTED_EVERY_S: Final = 60.0
 _ACCEPTED = StepDecision(is_accepted=True)
+_UNEXPECTED, _NOT_READY, _LATE = 1, 2, 4
+"""Bits on which the ranks agree: a result, hashes of parameters, values on a GPU."""
 
 
 class Numerics:
@@ -93,6 +95,7 @@ class Numerics:
         self._policy = NumericsPolicy(**choices, budget=budget, elsewhere=elsewhere)
         self._session = session
         self._is_on = mode != "disabled"
+        self._may_repeat = mode in ("validate_results", "report_determinism_stats")
         self._watch = ResultWatch()
         self._reader = StepReader(waits=read == "now")
         self._counting = StepNumbers(session)
@@ -150,7 +153,7 @@ class Numerics:
         It is called again if the result of the step is in doubt, so it must do all that computes
         gradients, and nothing else; with a batch as its argument, also on another rank.
         """
-        is_validated = self._is_validated(self._counting.next_step())
+        is_validated = self._may_repeat and self._is_validated(self._counting.next_step())
         if not self._may_repeat or (self._is_behind and not is_validated):
             result: Result = function() if batch is NO_BATCH else function(batch)
             return result
@@ -176,18 +179,24 @@ class Numerics:
 
     def _decide(self, step: int, sighting: "_Sighting | None") -> StepDecision:
         """Agree with the other ranks on what is seen, and act."""
-        replicas = self._replicas
-        is_compared = replicas.is_pending and replicas.is_ready()
-        own = [int(sighting is not None), int(not is_compared), int(self._reader.is_late)]
+        own = _UNEXPECTED if sighting is not None else 0
+        if not self._replicas.is_ready():
+            own |= _NOT_READY
         if self._is_behind:
-            is_unexpected, is_uncompared, _ = self._agreement.highest_before(own)
+            agreed = self._agreement.begun()
+            self._agreement.begin(own)
             sighting, self._seen = self._seen, sighting
         else:
-            is_unexpected, is_uncompared, is_late = self._agreement.highest(own)
-            self._is_behind = bool(is_late)
+            agreed = self._agreement.joined(own | (_LATE if self._reader.is_late else 0))
+            self._is_behind = bool(agreed & _LATE)
         decision = _ACCEPTED
-        if replicas.is_pending and not is_uncompared:
-            decision = self._act_on_replicas(step, replicas.finish()) or _ACCEPTED
+        replicas = self._replicas
+        if replicas.is_pending and not agreed & _NOT_READY:
+            if replicas.is_gathering:
+                decision = self._act_on_replicas(step, replicas.finish()) or _ACCEPTED
+            else:
+                replicas.gather()
+        is_unexpected = agreed & _UNEXPECTED
         if not is_unexpected:
             self._alike = 0
         if decision.is_accepted and (is_unexpected or self._is_validated(step)):
@@ -206,7 +215,6 @@ class Numerics:
     def leave(self) -> None:
         """Give up: others that wait for this rank get an error once it has dropped this object."""
         self._agreement.leave()
-        self._replicas.leave()
 
     def state_dict(self) -> dict[str, Any]:
         """The statistics of this rank."""
@@ -226,10 +234,6 @@ class Numerics:
         ranks = self._agreement.ranks
         return f"rank-{ranks.rank}-of-{ranks.size}"
 
-    @property
-    def _may_repeat(self) -> bool:
-        return self._mode in ("validate_results", "report_determinism_stats")
-
     def _is_validated(self, step: int) -> bool:
         if self._mode == "report_determinism_stats":
             return True
@@ -237,9 +241,9 @@ class Numerics:
         return self._mode == "validate_results" and every > 0 and step % every == 0
 
     def _is_hashed(self, step: int) -> bool:
-        every, replicas = self._hash_every, self._replicas
-        is_due = every > 0 and step % every == 0
-        return is_due and replicas.has_replicas and not replicas.is_pending
+        if not self._hash_every or step % self._hash_every:
+            return False
+        return self._replicas.has_replicas and not self._replicas.is_pending
 
     def _report_counts(self) -> None:
         self._counted_at = monotonic()
@@ -273,13 +277,15 @@ class Numerics:
 
     def _accept(self, step: int, arrived: list[StepValues]) -> bool:
         for values in arrived:
-            self._watch.learn(values.step, values.loss, values.grad_norm, values.lr)
-            self._show("loss", values.loss)
-            self._show("grad_norm", values.grad_norm)
+            self._watch.learn(*values)
+            if self._session.is_watched:
+                self._show("loss", values.loss)
+                self._show("grad_norm", values.grad_norm)
         if self._batches is not None:
             self._batches.taken(step)
         self._counting.made(step)
-        self._present.clear()
+        if self._may_repeat:
+            self._present.clear()
         self._steps += 1
         if self._is_hashed(step):
             self._hashed_at = step
@@ -289,7 +295,7 @@ class Numerics:
         return True
 
     def _show(self, name: Literal["loss", "grad_norm"], value: float | None) -> None:
-        if value is None or not self._session.is_watched:
+        if value is None:
             return
         self._session.report(name, value)
         band = self._watch.band(name)

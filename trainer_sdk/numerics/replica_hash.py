@@ -7,6 +7,7 @@ sums are copied to the host, gathered and compared while the training goes on.
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer_sdk.numerics.agreement import host_group
 from trainer_sdk.numerics.judgement import ResultJudgement, odd_one_out
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ HASH_EVERY = 100
 """Steps between two hashes. A hash takes less than a step, so it costs less than 1 % of them."""
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WORD_BYTES = 8
+_COLUMNS = 1021
+"""Bits that differ in two places cancel out only in the same column: a prime, as faults of memory
+come at distances that are powers of 2."""
 
 Replicas = tuple[int, ...]
 """Global ranks that should have the same values, in ascending order."""
@@ -37,13 +40,15 @@ class HashLayout(msgspec.Struct, frozen=True):
     replicas: tuple[Replicas, ...]
     slots: tuple[tuple[int, str], ...]
     """For each hash the index in `replicas`, and the name of the parameter group."""
+    is_on_host: bool
+    """Whether no hash must be copied from a device."""
 
 
 class ReplicaHash:
     """Hashes the parameters of a rank, and compares the hashes of its replicas.
 
-    All ranks make it together, and call `start` and `finish` at the same steps; `is_ready` when
-    they like. `group_of` has the group of each parameter, as an index into `groups`. `replicas` are
+    All ranks make it together, and call all but `is_ready` at the same steps.
+    `group_of` has the group of each parameter, as an index into `groups`. `replicas` are
     the ranks that have the same plain parameters, where no wrapper knows them.
     """
 
@@ -66,9 +71,15 @@ class ReplicaHash:
                 self._parameters.append(parameter)
                 self._slots.append(slots.setdefault((same, group_of[name]), len(slots)))
         sets = tuple(dict.fromkeys(same for same, _ in slots))
-        own = HashLayout(sets, tuple((sets.index(same), groups[at]) for same, at in slots))
-        self._comparison = _Comparison(ranks.gather(own, HashLayout))
-        self._group = None if ranks.size == 1 else host_group()
+        own = HashLayout(
+            sets,
+            tuple((sets.index(same), groups[at]) for same, at in slots),
+            all(parameter.device.type == "cpu" for parameter in self._parameters),
+        )
+        layouts = ranks.gather(own, HashLayout)
+        self._comparison = _Comparison(layouts)
+        self._is_on_host = all(layout.is_on_host for layout in layouts)
+        self._ranks = ranks
         self._copies: list[_HostCopy] = []
         self._gathered: list[Tensor] = []
         self._work: Work | None = None
@@ -97,23 +108,25 @@ class ReplicaHash:
             )
             for indices in by_device.values()
         ] or [_HostCopy([], torch.zeros(0, dtype=torch.int64, device="cpu"))]
+        if self._is_on_host:
+            self.gather()
 
     def is_ready(self) -> bool:
-        """Whether `finish` would not wait."""
-        if not self.is_pending:
-            return False
-        if self._work is None:
-            if not all(copy.has_arrived() for copy in self._copies):
-                return False
-            self._gather()
-        assert self._work is not None
-        return self._work.is_completed()
+        """Whether the next part of the comparison would not wait."""
+        if self._work is not None:
+            return self._work.is_completed()
+        return self.is_pending and all(copy.has_arrived() for copy in self._copies)
+
+    @property
+    def is_gathering(self) -> bool:
+        """Whether the hashes are on their way to all ranks."""
+        return self._work is not None
 
     def finish(self) -> ResultJudgement | None:
         """Wait for the hashes of all ranks, and return which replica differs; None if none does."""
         assert self.is_pending
         if self._work is None:
-            self._gather()
+            self.gather()
         assert self._work is not None
         self._work.wait()
         hashes = [gathered.tolist() for gathered in self._gathered]
@@ -129,13 +142,8 @@ class ReplicaHash:
         self.start()
         return self.finish()
 
-    def leave(self) -> None:
-        """Take no part in later calls; the others get an error once nothing holds the group."""
-        if self._group is not None:
-            dist.destroy_process_group(self._group)
-
-    def _gather(self) -> None:
-        assert self._group is not None
+    def gather(self) -> None:
+        """Begin to send the hashes to all ranks; it waits for those of this rank."""
         hashes = torch.zeros(self._comparison.width, dtype=torch.int64, device="cpu")
         for copy in self._copies:
             # A different odd factor for each, or values that have changed places would be equal.
@@ -143,8 +151,7 @@ class ReplicaHash:
             hashes.index_add_(
                 0, torch.tensor(copy.slots, device="cpu").long(), copy.read() * factors
             )
-        self._gathered = [torch.empty_like(hashes) for _ in range(self._group.size())]
-        self._work = self._group.allgather([self._gathered], [hashes])
+        self._gathered, self._work = self._ranks.begin_gather(hashes)
 
 
 class _HostCopy:
@@ -253,7 +260,7 @@ def _is_distributed(tensor: Tensor) -> bool:
 
 
 def bits_sum(tensor: Tensor) -> Tensor:
-    """Return the sum of a tensor's bits, in words of 8 bytes, whatever the order of addition.
+    """Return a hash of a tensor's bits and their places, whatever the order of addition.
 
     It does not depend on where the tensor lies in memory, and waits for no device.
     """
@@ -266,4 +273,23 @@ def bits_sum(tensor: Tensor) -> Tensor:
         tensor = tensor.clone(memory_format=torch.contiguous_format)
     bits = tensor.view(-1).view(_INTEGERS[size])
     whole = bits.numel() // per_word * per_word
-    return bits[:whole].view(torch.int64).sum() + bits[whole:].sum(dtype=torch.int64)
+    words = bits[:whole].view(torch.int64)
+    rows = words.numel() // _COLUMNS
+    parts = [words[rows * _COLUMNS :], bits[whole:].long()]
+    if rows:
+        parts.append(words[: rows * _COLUMNS].view(rows, _COLUMNS).sum(0))
+    sums = torch.cat(parts)
+    low, high = _factors(tensor.device)
+    # The highest bit times any odd factor is the highest bit: a pair of them would cancel out.
+    count = sums.numel()
+    hashed: Tensor = (sums * low[:count] + (sums >> 32) * high[:count]).sum()
+    return hashed
+
+
+@cache
+def _factors(device: torch.device) -> Tensor:
+    """Odd numbers for each column, the words after the last row, and the bytes after them."""
+    dice = torch.Generator().manual_seed(1)
+    count = 2 * _COLUMNS + _WORD_BYTES
+    factors = torch.randint(-(1 << 62), 1 << 62, (2, count), generator=dice, device="cpu") | 1
+    return factors.to(device)

@@ -4,7 +4,7 @@ import ctypes
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import is_not
 from typing import Any, NamedTuple, cast
 
@@ -15,7 +15,7 @@ from trainer_sdk.numerics.replica_hash import local_part
 from trainer_sdk.numerics.unsharded import unsharded_parameters
 
 GROUPS_MOST = 64
-_MT19937_BYTES = 625 * 4
+_TWISTER_WORDS = 625
 _SMALL = 1 << 16
 """Buffers with at most this many elements are always copied: kernels of BatchNorm change theirs
 without a new version."""
@@ -66,6 +66,8 @@ class TrainingParts:
 
     def buffers(self, *, again: bool = False) -> "list[KeptBuffer]":
         """The buffers as they are now, copied; `again` into the copies of the last such call."""
+        if not self._buffers:
+            return []
         present = [owner.get(name) for owner, name in self._buffers]
         if not again or not self._reused or any(map(is_not, present, self._present)):
             kept = [
@@ -75,7 +77,7 @@ class TrainingParts:
             ]
             by_kind: defaultdict[Any, list[tuple[Tensor, Tensor]]] = defaultdict(list)
             for _, _, tensor, copy in kept:
-                by_kind[tensor.device, tensor.dtype].append((copy, tensor))
+                by_kind[tensor.device, tensor.dtype].append((copy, tensor.detach()))
             small = _SmallBuffers(
                 kept, [tuple(zip(*pairs, strict=True)) for pairs in by_kind.values()]
             )
@@ -83,9 +85,8 @@ class TrainingParts:
                 self._present, self._reused = present, small
         else:
             small = self._reused
-        with torch.no_grad():
-            for copies, tensors in small.copied:
-                torch._foreach_copy_(copies, tensors)
+        for copies, tensors in small.copied:
+            torch._foreach_copy_(copies, tensors)
         large = [
             (owner, name, tensor, self._large_copy(tensor))
             for (owner, name), tensor in zip(self._buffers, present, strict=True)
@@ -116,8 +117,8 @@ class RandomStates:
     """The states of the generators of Python, numpy, torch and the current CUDA device."""
 
     def __init__(self) -> None:
-        self.python = random.getstate()
-        self.torch = torch.get_rng_state()
+        self.python = _PYTHON.state()
+        self.torch = torch.default_generator.get_state()
         self.numpy = _numpy_state() if "numpy" in sys.modules else None
         is_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         self.cuda = torch.cuda.get_rng_state() if is_cuda else None
@@ -132,29 +133,61 @@ class RandomStates:
             torch.cuda.set_rng_state(self.cuda)
 
 
-class _NumpyState:
-    """The last state of numpy's generator: reading it costs more than all others together."""
+class _Twister:
+    """A Mersenne Twister whose state is asked for only when it has moved.
 
-    generator: Any = None
-    address = 0
-    octets = b""
-    state: Any = None
+    To ask for it makes 625 numbers, and costs more than the rest of a snapshot. So the generator's
+    memory is looked at: each draw changes the index, and each 624th all words of the key. Where
+    the memory is not as expected, the state is asked for each time.
+    """
+
+    def __init__(
+        self, owner: object, address: int, index: int, read: Callable[[], Any], words: list[int]
+    ) -> None:
+        self.owner = owner
+        """Keeps the memory."""
+        memory = memoryview((ctypes.c_uint32 * _TWISTER_WORDS).from_address(address))
+        self._memory = memory.cast("B").cast("I")
+        self._index = index
+        self._read = read
+        self._is_known = self._memory.tolist() == words
+        self._mark: Any = None
+        self._state: Any = None
+
+    def state(self) -> Any:
+        """The state now."""
+        memory = self._memory
+        mark = (memory[self._index], memory[1], memory[2], memory[3])
+        # A normal number in store can be drawn without a move of the generator.
+        if mark != self._mark or self._state[-1] or not self._is_known:
+            self._mark, self._state = mark, self._read()
+        return self._state
+
+
+def _python_twister() -> _Twister:
+    """That of the module `random`: in memory, the index comes first."""
+    owner: Any = random._inst  # noqa: SLF001 - there is no other way
+    *key, index = random.getstate()[1]
+    address = id(owner) + object.__basicsize__
+    return _Twister(owner, address, 0, random.getstate, [index, *key])
+
+
+_PYTHON = _python_twister()
+_numpy: _Twister | None = None
 
 
 def _numpy_state() -> Any:
+    global _numpy  # noqa: PLW0603 - like the generator
     random_of: Any = sys.modules["numpy"].random
-    generator = random_of.get_bit_generator()
-    if not isinstance(generator, random_of.MT19937):
+    owner = random_of.get_bit_generator()
+    if not isinstance(owner, random_of.MT19937):
         return random_of.get_state()
-    last = _NumpyState
-    if last.generator is not generator:
-        last.generator, last.state = generator, None
-        last.address = generator.ctypes.state_address
-    octets = ctypes.string_at(last.address, _MT19937_BYTES)
-    # Without a normal number in store, each draw moves the generator.
-    if last.state is None or last.state[3] or octets != last.octets:
-        last.octets, last.state = octets, random_of.get_state()
-    return last.state
+    if _numpy is None or _numpy.owner is not owner:
+        _, key, index, *_ = random_of.get_state()
+        address = owner.ctypes.state_address
+        words = [*key.tolist(), index]
+        _numpy = _Twister(owner, address, _TWISTER_WORDS - 1, random_of.get_state, words)
+    return _numpy.state()
 
 
 class Snapshot:
@@ -169,10 +202,11 @@ class Snapshot:
         self.random = RandomStates()
         self.buffers = parts.buffers(again=again)
         self._parameters = parameters
-        gradients = [parameter.grad for parameter in parameters]
-        self.gradients: list[Tensor | None] = gradients
-        if any(gradient is not None for gradient in gradients):
-            self.gradients = _copied(gradients)
+        self.gradients: list[Tensor | None] = [None] * len(parameters)
+        for parameter in parameters:
+            if parameter.grad is not None:
+                self.gradients = _copied([parameter.grad for parameter in parameters])
+                break
 
     def put_back(self) -> None:
         """Make everything as it was."""

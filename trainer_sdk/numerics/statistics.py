@@ -98,17 +98,12 @@ class ResultWatch:
                 return UnexpectedResult(signal, value, None, None, self._moved_at(step))
         spreads = self._spreads(lr)
         if loss is not None:
-            band = self._loss.band(spreads)
-            if band and not band.low <= loss <= band.high:
-                moved_at = self._moved_at(step)
-                return UnexpectedResult("loss_spike", loss, band.low, band.high, moved_at)
+            if not self._loss.expects(loss, spreads):
+                return self._spike("loss_spike", step, loss, self._loss.band(spreads))
             if self._restored and (shift := self._restored.shift(loss)):
                 return UnexpectedResult("restored_loss", *shift, self._restored.first_step(step))
-        if grad_norm is not None:
-            band = self._norm.band(spreads)
-            if band and not band.low <= grad_norm <= band.high:
-                moved_at = self._moved_at(step)
-                return UnexpectedResult("grad_norm_spike", grad_norm, band.low, band.high, moved_at)
+        if grad_norm is not None and not self._norm.expects(grad_norm, spreads):
+            return self._spike("grad_norm_spike", step, grad_norm, self._norm.band(spreads))
         return None
 
     def learn(
@@ -119,8 +114,11 @@ class ResultWatch:
         lr: float | None = None,
     ) -> None:
         """Add the results of a step that the training keeps."""
-        self._settling = self._limits.settling if self._changes(lr) else max(0, self._settling - 1)
-        if lr is not None and (self._rate is None or self._changes(lr)):
+        if self._changes(lr):
+            self._settling, self._rate = self._limits.settling, lr
+        elif self._settling:
+            self._settling -= 1
+        if self._rate is None:
             self._rate = lr
         if loss is not None and math.isfinite(loss):
             if self._restored and self._restored.add(step, loss):
@@ -157,6 +155,12 @@ class ResultWatch:
         band = self._loss.band(self._limits.restored_spreads)
         self._restored = _Restored(band, self._limits.restored) if band else None
 
+    def _spike(
+        self, signal: Signal, step: int, value: float, band: ResultBand | None
+    ) -> UnexpectedResult:
+        low, high = (band.low, band.high) if band else (None, None)
+        return UnexpectedResult(signal, value, low, high, self._moved_at(step))
+
     def _values(self, name: Series) -> "_Values":
         return self._loss if name == "loss" else self._norm
 
@@ -183,35 +187,42 @@ class _Values:
         self._is_logarithmic = is_logarithmic
         self._steps: deque[int] = deque(maxlen=limits.center)
         self._newest: deque[float] = deque(maxlen=limits.center)
+        self._newest_sorted: list[float] = []
         self._distances: deque[float] = deque()
         self._sorted: list[float] = []
+        self._center = 0.0
+        self._spread = math.inf
+        """Infinite while there are too few values."""
 
     def add(self, step: int, value: float) -> None:
         value = self._scaled(value)
         if self._newest:
-            self._add_distance(abs(value - _median(sorted(self._newest))))
+            self._add_distance(abs(value - self._center))
+            if len(self._newest) == self._limits.center:
+                del self._newest_sorted[bisect_left(self._newest_sorted, self._newest[0])]
         self._steps.append(step)
         self._newest.append(value)
+        insort(self._newest_sorted, value)
+        self._measure()
+
+    def expects(self, value: float, spreads: float) -> bool:
+        """Whether the value is in the band; any is while there are too few."""
+        return abs(self._scaled(value) - self._center) <= spreads * self._spread
 
     def band(self, spreads: float) -> ResultBand | None:
-        if len(self._distances) < self._limits.warm_up:
+        if self._spread == math.inf:
             return None
-        center = _median(sorted(self._newest))
-        width = spreads * self._spread(center)
-        low, high = center - width, center + width
+        width = spreads * self._spread
+        exponents = (self._center, self._center - width, self._center + width)
         if not self._is_logarithmic:
-            return ResultBand(center, low, high)
-        exponents = (center, low, high)
+            return ResultBand(*exponents)
         return ResultBand(*(_exponential(exponent) for exponent in exponents))
 
     def moved_at(self, step: int) -> int:
         """Return the first step of those that moved away together and have not come back."""
-        if len(self._distances) < self._limits.warm_up:
-            return step
-        center = _median(sorted(self._newest))
-        least = self._limits.moving_spreads * self._spread(center)
+        least = self._limits.moving_spreads * self._spread
         for earlier, value in zip(reversed(self._steps), reversed(self._newest), strict=True):
-            if abs(value - center) <= least:
+            if abs(value - self._center) <= least:
                 break
             step = earlier
         return step
@@ -228,10 +239,12 @@ class _Values:
         self._steps.extend(state["steps"])
         self._newest.clear()
         self._newest.extend(state["newest"])
+        self._newest_sorted = sorted(self._newest)
         self._distances.clear()
         self._sorted.clear()
         for distance in state["distances"]:
             self._add_distance(distance)
+        self._measure()
 
     def _add_distance(self, distance: float) -> None:
         self._distances.append(distance)
@@ -239,11 +252,16 @@ class _Values:
         if len(self._distances) > self._limits.window:
             del self._sorted[bisect_left(self._sorted, self._distances.popleft())]
 
-    def _spread(self, center: float) -> float:
-        # The standard deviation of normal noise, from the median and from the tail.
-        tail = self._sorted[int(0.95 * len(self._sorted))]
-        least = self._least_spread * (1.0 if self._is_logarithmic else abs(center))
-        return max(1.4826 * _median(self._sorted), tail / 1.96, least)
+    def _measure(self) -> None:
+        """Find the center and the spread that the next value is compared with."""
+        self._center, self._spread = 0.0, math.inf
+        if self._newest:
+            self._center = _median(self._newest_sorted)
+        if len(self._distances) >= self._limits.warm_up:
+            # The standard deviation of normal noise, from the median and from the tail.
+            tail = self._sorted[int(0.95 * len(self._sorted))]
+            least = self._least_spread * (1.0 if self._is_logarithmic else abs(self._center))
+            self._spread = max(1.4826 * _median(self._sorted), tail / 1.96, least)
 
     def _scaled(self, value: float) -> float:
         if not self._is_logarithmic:

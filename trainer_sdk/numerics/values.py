@@ -1,8 +1,7 @@
 """The loss and the gradient norm of steps; those on a GPU are read once they have arrived."""
 
 from collections import deque
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,8 +9,7 @@ from torch import Tensor
 from trainer_sdk.sdk_log import warn_once
 
 
-@dataclass(frozen=True, slots=True)
-class StepValues:
+class StepValues(NamedTuple):
     """What a step has computed."""
 
     step: int
@@ -73,11 +71,12 @@ def _scalar(name: str, value: Any) -> "float | Tensor | None":
         return value
     try:
         if isinstance(value, Tensor):
-            to_full = getattr(value, "full_tensor", None)
-            whole: Tensor = (value if to_full is None else to_full()).detach()
-            if whole.numel() == 1 and whole.is_cuda:
-                return whole
-            return float(whole)
+            if type(value) is not Tensor and hasattr(value, "full_tensor"):
+                value = value.full_tensor()
+            if value.is_cuda and value.numel() == 1:
+                on_device: Tensor = value.detach()
+                return on_device
+            value = value.item()
         return float(value)
     except Exception:  # noqa: BLE001 - the training goes on, whatever it has given
         warn_once(f"numerics: {name} must be one number, and is {type(value).__name__}")

@@ -74,13 +74,13 @@ def train(folder: Path) -> None:
         validate_every=1,
         checkpointer=saves,
     )
-    agree = numerics._agreement.highest
+    agree = numerics._agreement.joined
 
-    def agreed(own: list[int]) -> list[int]:
+    def agreed(own: int) -> int:
         kill.agreeing()
         return agree(own)
 
-    numerics._agreement.highest = agreed  # type: ignore[method-assign]
+    numerics._agreement.joined = agreed  # type: ignore[method-assign]
     torch.manual_seed(2 + rank)
     saves.restore(state)
 

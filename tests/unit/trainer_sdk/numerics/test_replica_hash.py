@@ -62,6 +62,18 @@ def test_each_bit_counts(kind: torch.dtype, count: int, data: st.DataObject) -> 
     assert bits_sum(values).item() != before
 
 
+@pytest.mark.parametrize("bit", [0, 30, 31])
+@pytest.mark.parametrize("distance", [2, 64, 4096])
+def test_a_pair_of_the_same_bits_counts(bit: int, distance: int) -> None:
+    values = torch.zeros(20_000)
+    values.view(torch.int32)[5] = 1 << 30 if bit == 30 else 1
+    before = bits_sum(values).item()
+    mask = torch.tensor(1 << bit if bit < 31 else -1 << bit, dtype=torch.int32)
+    for at in (5, 5 + distance):  # where one bit falls, the other rises
+        values.view(torch.int32)[at] ^= mask
+    assert bits_sum(values).item() != before
+
+
 def test_a_job_of_a_single_rank_has_no_replicas() -> None:
     module = torch.nn.Linear(3, 3)
     named = dict(module.named_parameters())

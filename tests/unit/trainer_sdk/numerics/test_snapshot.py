@@ -6,7 +6,7 @@ import numpy
 import torch
 from torch import nn
 
-from trainer_sdk.numerics.snapshot import GROUPS_MOST, Snapshot, TrainingParts
+from trainer_sdk.numerics.snapshot import GROUPS_MOST, RandomStates, Snapshot, TrainingParts
 
 
 def test_a_step_computes_the_same_again() -> None:
@@ -33,6 +33,25 @@ def test_a_step_computes_the_same_again() -> None:
     second = step()
     middle.put_back()
     assert step() == second
+
+
+def test_generators_are_asked_only_when_they_have_moved() -> None:
+    for draw in (random.random, random.gauss, numpy.random.rand, numpy.random.randn):
+        random.seed(1)  # a normal number in store is not seen in the generator
+        numpy.random.seed(1)
+        first, same = RandomStates(), RandomStates()
+        assert same.python is first.python
+        assert same.numpy is first.numpy
+        for count in (1, 2, 3, 624):
+            states = RandomStates()
+            drawn = [draw() for _ in range(count)]
+            states.put_back()
+            assert [draw() for _ in range(count)] == drawn
+    random.seed(4)
+    seeded = RandomStates()
+    assert seeded.python == random.getstate()
+    random.seed(5)
+    assert RandomStates().python == random.getstate() != seeded.python
 
 
 def test_gradients_stay_where_they_are() -> None:
