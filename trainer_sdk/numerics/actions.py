@@ -118,7 +118,7 @@ class NumericsActions:
         if act.action == "stop":
             self._rollback.stop(made)
         if act.action == "move":
-            refusal = self._rollback.move(made, doubt.present - 1)
+            refusal = self._rollback.move(made, doubt.present - 1, ranks)
             self._report(doubt, act, "refused", reason=refusal)
         return StepDecision(is_accepted=False)
 

@@ -403,4 +403,4 @@ def _shown(ranks: Sequence[int]) -> str:
 
 
 def _device(result: RankResults) -> str:
-    return f"{result.node} ({result.device})"
+    return f"{result.node} ({result.device})" if result.device else result.node

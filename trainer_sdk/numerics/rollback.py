@@ -117,10 +117,11 @@ class Rollback:
             self._await_end(act.reason)
         return ""
 
-    def move(self, act: ActRecord, after_step: int) -> str:
+    def move(self, act: ActRecord, after_step: int, ranks: Sequence[int] = ()) -> str:
         """Save the state, and exit so that the ranks start again on other nodes.
 
-        Returns why the act was refused; otherwise it does not return.
+        The ranks with the result exit first: then theirs is the node that is left out, if one can
+        be. Returns why the act was refused; otherwise it does not return.
         """
         if self._checkpointer is None:
             return "without a checkpointer the state cannot be saved"
@@ -128,7 +129,7 @@ class Rollback:
         if not all(self._group.gather(save.durable, bool)):
             return f"the state after step {after_step} could not be saved: {save.reason}"
         why = self.skips.add(msgspec.structs.replace(act, before_step=None))
-        return why or self._exit(MOVE)
+        return why or self._exit(MOVE, ranks)
 
     def stop(self, act: ActRecord) -> NoReturn:
         """End the job, which is not started again; `before_step` is as for `exclude`."""
@@ -147,8 +148,10 @@ class Rollback:
     def _ask(self, kind: str, reason: str) -> None:
         self._session._request(kind, reason, origin="numerics")  # noqa: SLF001 - one package
 
-    def _exit(self, code: int) -> NoReturn:
+    def _exit(self, code: int, ranks: Sequence[int] = ()) -> NoReturn:
         self._group.gather(code, int)  # the first exit ends the others
+        if ranks and self._group.rank not in ranks:
+            self._wait_to_end()
         raise SystemExit(code)
 
     def _restart(self, act: ActRecord, before: Callable[[], None]) -> str:
@@ -202,11 +205,15 @@ class Rollback:
             self._ask("restart", reason)
         self._await_end(reason)
 
-    def _await_end(self, reason: str) -> NoReturn:
+    def _wait_to_end(self) -> None:
+        """Wait for the end of the round, for some time."""
         deadline = time.monotonic() + (_ENDED_WITHIN_S if self._session.is_watched else 0.0)
         with self._session.section("roll back", "checkpoint"):
             while time.monotonic() < deadline:
                 time.sleep(_LOOK_EVERY_S)
+
+    def _await_end(self, reason: str) -> NoReturn:
+        self._wait_to_end()
         raise RestartNeededError(
             f"the training must start again from an older checkpoint: {reason}; the suspect ones "
             "are quarantined"

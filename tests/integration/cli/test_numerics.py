@@ -23,7 +23,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedStory]:
         *case_facts("aa"),
         make("rank_exited", job="j", round=2, rank=3, how="error", incident=None),
         counted(1, "loss"),
-        counted(2, "loss", "layers.7"),
+        counted(2, "layers.7", loss=(0, 0.0), head=(4, 0.5)),
         make("job_started", job="odd", round=None),
         make("round_formed", job="odd", round=2),
         make("numerics_suspected", job="odd", round=2, case="bb", step=7, signal="loss_spike",
@@ -44,7 +44,7 @@ def test_a_job_shows_its_cases_and_how_deterministic_it_is(run: Run) -> None:
     ]  # fmt: skip
     assert case[8] == "rank 3 gives 9.5 three times"
     assert err == (
-        "round 2: 9 steps run again, 2 of 2 results not always the same; see everstep numerics j "
+        "round 2: 9 steps run again, 2 of 3 results not always the same; see everstep numerics j "
         "--determinism\n"
     )
     assert run("numerics", "j", "--kind", "transient") == (0, "", "no such unexpected results\n"
@@ -53,11 +53,12 @@ def test_a_job_shows_its_cases_and_how_deterministic_it_is(run: Run) -> None:
 
 
 def test_determinism_is_a_table_of_results(run: Run) -> None:
-    code, out, _ = run("numerics", "j", "--determinism", "--round", "2")
-    assert code == 0
+    code, out, err = run("numerics", "j", "--determinism", "--round", "2")
+    assert (code, err) == (0, "round 2: 9 steps run again, 2 of 3 results not always the same\n")
     assert [line.split("\t") for line in out.splitlines()] == [
-        ["loss", "2", "9", "2", "0.5", "9", "9"],
+        ["head", "2", "9", "4", "0.5", "9", "9"],
         ["layers.7", "2", "9", "2", "0.5", "9", "9"],
+        ["loss", "2", "9", "0", "0", "9", "9"],
     ]
     assert "no step was run again" in run("numerics", "fine", "--determinism")[2]
 
@@ -65,7 +66,7 @@ def test_determinism_is_a_table_of_results(run: Run) -> None:
 def test_programs_get_cases_and_determinism(run: Run) -> None:
     record = json.loads(run("numerics", "j", "-o", "json")[1])
     assert (record["schema"], len(record["items"]), len(record["determinism"])) == (
-        "everstep.numerics/v1", 1, 3,
+        "everstep.numerics/v1", 1, 4,
     )  # fmt: skip
     choice = next(option for option in command.params if option.name == "kind").type
     assert isinstance(choice, click.Choice)

@@ -1,14 +1,18 @@
 """How notices are over: the outcome that all lists show, in the order of what happened."""
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from everstep.messages import Fact, RoundEnded, VerdictReached
+from everstep.messages import Fact, IncidentOpened, RoundEnded, VerdictReached
 from everstep.messages.documents.notices import Notice
+from everstep_services.agent.telemetry.facts import AgentFacts
+from everstep_services.agent.telemetry.numerics import NumericsRecorder
 from everstep_services.history.notifications import payloads, texts
 from everstep_services.history.notifications.notices import Delivery
+from tests.fakes.clock import FakeClock
 from tests.unit.history.notice_facts import (
     BEGAN_S,
     asked_to_drain,
@@ -22,6 +26,7 @@ from tests.unit.history.notice_facts import (
     slow,
 )
 from tests.unit.history.test_notices import World
+from trainer_sdk.wire import NumericsReported
 
 AT = datetime.fromtimestamp(BEGAN_S + 2, UTC)
 
@@ -138,3 +143,62 @@ def test_slack_shows_no_bad_end_as_a_good_one(outcome: str, word: str, color: st
     message = payloads.slack(Delivery("slack", "resolved", notice), "")
     assert message["text"] == f"[{word}] j: incident {outcome}"
     assert message["attachments"][0]["color"] == color
+
+
+SAME = "each computation gave the same result: rank 0 has loss 9.5, again 9.5 and 9.5"
+JUDGED = {"signal": "loss_spike", "kind": "correct_but_unexpected", "ranks": [0], "reason": SAME}
+ACTED = {
+    "action": "skip", "outcome": "done", "reason": SAME, "to_step": 39, "lost_steps": 1,
+    "samples_from": 312, "samples_to": 328,
+}  # fmt: skip
+
+
+def reported(**bodies: dict[str, Any]) -> list[Fact]:
+    """The facts of a case at step 41, as the agent of rank 0 makes them of its reports."""
+    clock = FakeClock()
+    recorder = NumericsRecorder(AgentFacts("j", "n1", clock), clock)
+    head = {"case": "00000000000000aa", "step": 41}
+    return [
+        replace(fact, at=AT)
+        for event, body in bodies.items()
+        for fact in recorder.heard(
+            2, NumericsReported(round=2, rank=0, event=event, body=head | body)
+        )
+    ]
+
+
+def test_a_result_that_cannot_be_right_is_told_with_what_was_done_about_it() -> None:
+    world = World()
+    facts = reported(judged=JUDGED, acted=ACTED)
+    (incident,) = (fact.incident for fact in facts if isinstance(fact, IncidentOpened))
+    of_data = replace(
+        judged(incident, "data", reason=f"step 41: {SAME}"), culprit_ranks=(), culprit_nodes=()
+    )
+    world.take(*facts, of_data)
+    world.after(5)
+    (told,) = (one for one in world.sent if one.target == "slack")
+    message = payloads.webhook(told, "https://e")
+    assert message["title"] == "j: incident recovered (data)"
+    assert message["text"].splitlines() == [
+        f"Verdict: data (80%). step 41: {SAME}",
+        "End: the training went back to step 39 and passes over data 312 to 327",
+        "Cost: 0.0 s, 1 step made again",
+    ]
+    assert (message["outcome"], message["lost_steps"]) == ("recovered", 1)
+    (attachment,) = payloads.slack(told, "https://e")["attachments"]
+    assert attachment["text"] == message["text"]
+    assert attachment["title_link"] == f"https://e/incidents/{incident}"
+
+
+def test_a_result_about_which_nothing_could_be_done_is_over_and_not_resolved() -> None:
+    world = World()
+    refused = {"outcome": "refused", "reason": "no checkpoint is older", "to_step": None}
+    world.take(*reported(judged=JUDGED, acted=ACTED | refused | {"lost_steps": 0}))
+    world.after(5)
+    (told,) = (one for one in world.sent if one.target == "slack")
+    message = payloads.slack(told, "")
+    assert message["text"] == "[Over] j: incident failed"
+    assert (
+        "could not go back and pass over data 312 to 327: no checkpoint is older"
+        in (message["attachments"][0]["text"])
+    )

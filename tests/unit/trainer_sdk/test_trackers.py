@@ -170,6 +170,27 @@ def test_tensorboard_reads_back_what_a_rank_reported(tmp_path: Path) -> None:
     )
 
 
+def test_tensorboard_reads_back_marks_of_results_at_their_steps(tmp_path: Path) -> None:
+    reader = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator",
+        reason="the extra `tensorboard` is not installed",
+    )
+    wrong = [float("nan")]
+    with testing.watched(), session() as run:
+        assert run.report_to_tensorboard(str(tmp_path), every_s=_LONG_S)
+        numerics = run.numerics({}, range(5), mode="validate_results")
+        for batch in numerics:
+            loss = numerics.compute(lambda number: wrong.pop() if number == 2 and wrong else 1.0,
+                                    batch)  # fmt: skip
+            if numerics.accepts(loss=loss):
+                run.step()
+        assert run.steps_made == 5
+    events = reader.EventAccumulator(str(tmp_path / "rank-0"))
+    events.Reload()
+    for mark in ("nan", "again"):
+        assert [event.step for event in events.Tensors(f"everstep/numerics/{mark}")] == [3]
+
+
 _WANDB = """
 import sys, trainer_sdk, wandb
 run = wandb.init(project="everstep", mode="offline", dir=sys.argv[1])
@@ -181,6 +202,11 @@ for number in range(1, 4):
         pass
     rank.step()
     run.log({"mine": number}, step=number)
+wrong = [float("nan")]
+numerics = rank.numerics({}, range(1), mode="validate_results")
+for _ in numerics:
+    loss = numerics.compute(lambda: wrong.pop() if wrong else 1.0)
+    numerics.accepts(loss=loss)
 rank.close()
 run.finish()
 """
@@ -236,4 +262,6 @@ def test_a_run_of_wandb_keeps_its_rows_and_gets_our_figures(tmp_path: Path) -> N
     assert set(third) == {
         *("mine", "everstep/loss", "everstep/step"),
         *("everstep/step_s", "everstep/section/data_s"),
+        *("everstep/numerics/nan", "everstep/numerics/again", "everstep/section/numerics_s"),
     }
+    assert (third["everstep/numerics/nan"], third["everstep/numerics/again"]) == (4, 4)

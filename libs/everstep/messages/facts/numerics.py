@@ -49,7 +49,9 @@ def told_data(first: int | None, end: int | None) -> str:
     """Data by their positions: numbers of samples, or of batches of a loader without them."""
     if first is None:
         return "data"
-    return f"data from position {first}" if end is None else f"data {first} to {end - 1}"
+    if end is None:
+        return f"data from position {first}"
+    return f"data {first}" if end - first < 2 else f"data {first} to {end - 1}"
 
 
 def told_signal(signal: str) -> str:
@@ -164,7 +166,7 @@ class ComparedResult(Part, frozen=True, kw_only=True):
     different: Count
     """How often it was not the same, bit for bit."""
     largest: float | None = None
-    """The largest difference; None for hashes, which have none."""
+    """The largest relative difference; None for hashes, which have none."""
 
 
 class NumericsCounted(RoundFact, frozen=True, kw_only=True, tag="numerics_counted.v1"):

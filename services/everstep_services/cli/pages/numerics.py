@@ -20,7 +20,10 @@ def print_numerics(
     place, page = f"{job_path(job)}/numerics", {"round": asked["round"], "limit": min(most, 1000)}
     results = list(api.pages(f"{place}/determinism", page, most=most, when_cut=say_cut))
     if asked["determinism"]:
+        results.sort(key=_variation)
         print_answer(invocation, "determinism", {"items": results}, results, _result, RESULTS)
+        for line in _determinism(results):
+            say(line)
         if not results:
             say("no step was run again: the mode report_determinism_stats does so")
         return
@@ -31,8 +34,8 @@ def print_numerics(
     print_answer(invocation, "numerics", whole, cases, _case, columns)
     if not cases:
         say("no such unexpected results")
-    for line in _determinism(results, job):
-        say(line)
+    for line in _determinism(results):
+        say(f"{line}; see everstep numerics {cell(job)} --determinism")
 
 
 def _case(case: Record) -> dict[str, Any]:
@@ -63,7 +66,13 @@ def _result(result: Record) -> dict[str, Any]:
     return {**result, "largest": blank_or("{:.3g}".format, result["largest"])}
 
 
-def _determinism(results: list[Any], job: str) -> Iterator[str]:
+def _variation(result: Record) -> tuple[int, float, bool, str]:
+    """The newest round first, and in it what varies the most; then the loss before its parts."""
+    share = result["different"] / max(result["compared"], 1)
+    return -result["round"], -share, result["largest"] is None, result["name"]
+
+
+def _determinism(results: list[Any]) -> Iterator[str]:
     """A line for the newest round with steps that were run again."""
     if not results:
         return
@@ -73,5 +82,5 @@ def _determinism(results: list[Any], job: str) -> Iterator[str]:
     again = counted(of_round[0]["again"], "step")
     yield (
         f"round {newest}: {again} run again, {varying} of {counted(len(of_round), 'result')} not "
-        f"always the same; see everstep numerics {cell(job)} --determinism"
+        "always the same"
     )

@@ -42,7 +42,8 @@ def text(notice: Notice) -> str:
     reports = [notice.reason, notice.verdict and f"Verdict: {notice.verdict}"]
     if _is_conclusive(notice):
         verdict = f"Verdict: {_cause(notice)}. {notice.verdict}"
-        reports = [verdict, notice.reason and f"First reported: {notice.reason}"]
+        is_other = notice.reason not in notice.verdict
+        reports = [verdict, f"First reported: {notice.reason}" if is_other else ""]
     ending = notice.ending.removeprefix(f"{notice.reason}; ")
     sentences = [
         *reports,
@@ -182,7 +183,8 @@ def _cause(notice: Notice) -> str:
 def _cost(notice: Notice) -> str:
     if notice.lost_s is None:
         return ""
-    steps = f", {notice.lost_steps} steps made again" if notice.lost_steps else ""
+    plural = "" if notice.lost_steps == 1 else "s"
+    steps = f", {notice.lost_steps} step{plural} made again" if notice.lost_steps else ""
     return f"Cost: {notice.lost_s:.1f} s{steps}"
 
 

@@ -31,8 +31,13 @@ def case_facts(case: str, **judged: Any) -> list[Fact]:
     ]  # fmt: skip
 
 
-def counted(number: int, *names: str) -> Fact:
-    results = [ComparedResult(name=name, compared=9, different=2, largest=0.5) for name in names]
+def counted(number: int, *names: str, **varying: tuple[int, float]) -> Fact:
+    """Each of nine results of a round was compared; two differ, or as many as given."""
+    given = {**dict.fromkeys(names, (2, 0.5)), **varying}
+    results = [
+        ComparedResult(name=name, compared=9, different=different, largest=largest)
+        for name, (different, largest) in given.items()
+    ]
     return make("numerics_counted", job="j", round=number, steps=9, again=9, results=tuple(results))
 
 

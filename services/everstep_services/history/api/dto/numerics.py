@@ -96,7 +96,7 @@ class DeterminismOut(Answer):
     again: int = Field(description="How many of them were run again.")
     compared: int = Field(description="How often this result was compared.")
     different: int = Field(description="How often it was not the same, bit for bit.")
-    largest: float | None = Field(description="The largest difference; null for hashes.")
+    largest: float | None = Field(description="The largest relative difference; null for hashes.")
     counted_at: datetime
 
 
