@@ -1,6 +1,7 @@
 """One dump of torch's flight recorder into a `RankSummary`."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
@@ -28,6 +29,9 @@ from everstep_services.attribution.flight_recorder.summary import Pending, RankS
 
 _MOST_TEXTS = 512
 _MOST_DIMENSIONS = 50_000_000
+_BACKENDS = ("nccl", "ncclx", "rccl", "rcclx", "gloo", "xccl", "hccl")
+"""The backends of torchcomms."""
+_TRANSFERS = ("send", "recv", "batch_op")
 _SMALL = 64
 """Of how many dimensions a call is remembered, to know the next one like it at a glance."""
 _KNOWN_VERSION = 2
@@ -48,13 +52,55 @@ def read_dump(content: bytes, rank: int, taken_ns: int = 0) -> RankSummary:
         problems.append("it has no version: read as the oldest format")
     elif not _is_known(version):
         problems.append(f"its version {version} is unknown: read as one of {_KNOWN_VERSION}.x")
+    numbered = _numbered_by_group(entries)
+    if numbered is not entries:
+        head = {**head, "pg_status": {}}  # nobody documents what its statuses count
     reader = _Reader(head)
     try:
-        reader.take_all(entries)
+        reader.take_all(numbered)
         summary = reader.summary(rank, version, taken_ns, problems)
     finally:
         reader.forget_order()
     return msgspec.structs.replace(summary, is_partial=True) if is_partial else summary
+
+
+def _numbered_by_group(entries: Sequence[Any]) -> Sequence[Any]:
+    """The entries; those of torchcomms with numbers that count the calls of a group.
+
+    Its recorder numbers the calls of all groups together, takes no call for a transfer, and has
+    the backend in place of a group's description. Where it has overwritten calls, or only lists
+    some, the numbers in the groups are unknown.
+    """
+    if not entries or not all(map(_is_of_torchcomms, entries)):
+        return entries
+    records = [number_of(entry.get("record_id"), -1) for entry in entries]
+    first = number_of(entries[0].get("collective_seq_id")) - records[0]
+    if any(
+        number_of(entry.get("collective_seq_id")) - record != first
+        for entry, record in zip(entries, records, strict=True)
+    ):
+        return entries
+    is_whole = records == [*range(len(records))]
+    counts: Counter[str] = Counter()
+    numbered = []
+    for entry in entries:
+        name = text_of(entry.get("profiling_name")).rpartition(":")[2]
+        is_transfer = name.startswith(_TRANSFERS)
+        group = text_of(entry["process_group"][0])
+        counts[group] += not is_transfer
+        number = counts[group] if is_whole else -1
+        numbered.append(entry | {"collective_seq_id": number, "is_p2p": is_transfer})
+    return numbered
+
+
+def _is_of_torchcomms(entry: Any) -> bool:
+    group = entry.get("process_group") if isinstance(entry, dict) else None
+    return (
+        isinstance(group, list | tuple)
+        and len(group) == 2
+        and group[1] in _BACKENDS
+        and entry.get("p2p_seq_id") == 0
+    )
 
 
 def _is_known(version: str) -> bool:
@@ -77,6 +123,7 @@ class _Reader:
         self._before: RecordedCall | None = None
         self._bad = 0
         self._nameless = 0
+        self._unnumbered = 0
         self._count = 0
         self._highest = -1
         self._newest_ns = 0
@@ -135,7 +182,11 @@ class _Reader:
         self._take_call(call, sequence, created)
         is_part = not call.is_transfer or call.transfer is not None
         # The closing entry of a batch stands for its transfers, which have entries themselves.
-        if is_part and not is_over(entry, created, over):
+        if not is_part or is_over(entry, created, over):
+            return
+        if sequence < 0 and not call.is_transfer:
+            self._unnumbered += 1  # of two ranks, these may be different calls
+        else:
             call.group.take_pending(_pending(entry, sequence, call))
 
     def _take_call(self, call: RecordedCall, sequence: int, created: int) -> None:
@@ -246,6 +297,11 @@ class _Reader:
             problems.append(f"{self._bad} invalid entries were left out")
         if self._nameless:
             problems.append(f"{self._nameless} entries without an operation were left out")
+        if self._unnumbered:
+            problems.append(
+                f"{self._unnumbered} calls that are not over were left out: torchcomms does not "
+                "number them by group, and earlier calls are missing"
+            )
         lost = max(0, self._highest + 1 - self._count)
         self._add_quiet_groups()
         texts = [(digest, text) for text, digest in self._digests.items()]
@@ -262,7 +318,7 @@ class _Reader:
             ),
             texts=tuple(texts[-_MOST_TEXTS:]),
             problems=tuple(problems),
-            is_partial=bool(self._bad or self._nameless),
+            is_partial=bool(self._bad or self._nameless or self._unnumbered),
         )
 
     def _add_quiet_groups(self) -> None:
