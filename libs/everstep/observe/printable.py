@@ -17,6 +17,15 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(lambda found: _escaped(found[0]), text)
 
 
+def beginning(text: str, most: int) -> str:
+    """A text of at most this many characters; a longer one ends after a whole word, with `…`."""
+    if len(text) <= most:
+        return text
+    words, _, rest = text[:most].rpartition(" ")
+    whole = words if 2 * len(rest) < most else text[: most - 1]
+    return f"{whole.rstrip(' ,;:')}…"
+
+
 def printable_line(text: str) -> str:
     """A line of a log: colours stay, other control sequences are replaced."""
     return _UNPRINTABLE_IN_LINES.sub("\ufffd", text)

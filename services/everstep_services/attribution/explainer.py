@@ -11,7 +11,7 @@ import msgspec
 
 from everstep.errors import EverstepError
 from everstep.messages import VerdictReached
-from everstep.observe.printable import printable
+from everstep.observe.printable import beginning, printable
 from everstep.observe.redaction import redact
 from everstep.settings.secrets import read_secret
 from everstep_services.attribution.settings import ExplainerSettings
@@ -97,7 +97,7 @@ class Explainer:
             raise ValueError(f"the answer has more than {_ANSWER_BYTES} bytes")
         answer = msgspec.json.decode(data, type=_Answer)
         text = answer.choices[0].message.content if answer.choices else None
-        return printable(redact((text or "").strip()[:_TEXT_MOST]))
+        return printable(redact(beginning((text or "").strip(), _TEXT_MOST)))
 
 
 def _told(error: Exception) -> str:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from everstep.bus.errors import BlobMissingError, BusError
 from everstep.evidence.archive import BadArchiveError, is_archive, unanswered_s, unpack
 from everstep.messages import BlobRef, Case, EvidencePiece
+from everstep.observe.printable import beginning
 from everstep_services.attribution.domain.claims import Claim
 
 Fetch = Callable[[BlobRef], Awaitable[bytes]]
@@ -44,7 +45,7 @@ class Incident:
             return await self._fetch(piece.blob)
         except (BlobMissingError, BusError, TimeoutError) as error:
             why = str(error) or "the bus did not bring it in time"
-            self.missing.append(f"{piece.evidence} of {piece.node}: {why}"[:500])
+            self.missing.append(beginning(f"{piece.evidence} of {piece.node}: {why}", 500))
             return None
 
     async def contents(self, *kinds: str) -> AsyncIterator[tuple[EvidencePiece, int | None, bytes]]:
@@ -88,12 +89,12 @@ class Incident:
         try:
             archive = unpack(data)
         except BadArchiveError as error:
-            self.missing.append(f"{piece.evidence} of {piece.node}: {error}"[:500])
+            self.missing.append(beginning(f"{piece.evidence} of {piece.node}: {error}", 500))
             return []
         late = {rank: why for rank, why in archive.missing.items() if is_given_up(why)}
         self.given_up.setdefault(piece.evidence, {}).update(late)
         for rank, why in list(archive.missing.items())[:8]:
-            self.missing.append(f"{piece.evidence} of rank {rank}: {why}"[:300])
+            self.missing.append(beginning(f"{piece.evidence} of rank {rank}: {why}", 300))
         return [(member.rank, member.content) for member in archive.members]
 
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from everstep.observe.printable import printable
+from everstep.observe.printable import beginning, printable
 
 Record = Mapping[str, Any]
 V = TypeVar("V")
@@ -169,4 +169,4 @@ def _parsed(text: object) -> datetime:
 def brief(text: object, most: int = 100) -> str:
     """As much of a reason as has room in a table."""
     line = cell(text)
-    return line if len(line) <= most else f"{line[: most - 1].rstrip()}…"
+    return beginning(line, most)

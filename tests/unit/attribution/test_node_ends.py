@@ -29,6 +29,27 @@ async def test_a_lost_node_is_named_unless_it_was_only_cut_off() -> None:
     assert (found.cause, found.nodes) == ("network", ())
 
 
+async def test_a_node_whose_agent_was_only_paused_is_blamed_for_no_rank_that_failed() -> None:
+    """Its ranks run on without their agent (A4.6)."""
+    why = "its agent was paused: it sent 0 beats in 9 s"
+    back = replace(sign("n1", "returned"), reason=why, cause="paused")
+    nodes = (sign("n1", "lost"), back)
+    killed = end(0, how="signal", exit_code=None, signal="SIGKILL")
+    found = await judged(replace(case(ends=(killed, lost_peer(1))), nodes=nodes))
+    assert (found.kind, found.ranks, found.nodes) == ("killed", (0,), ())
+    found = await judged(replace(case(trigger="node_lost", node="n1"), nodes=nodes))
+    assert (found.cause, found.kind, found.nodes) == ("host", "paused_agent", ("n1",))
+    assert (found.advice, found.retry) == ("restart", "as_is")
+    assert found.reason == f"n1 is back: {why}"
+
+
+async def test_what_health_measured_of_a_lost_node_is_told_whole() -> None:
+    reason = f"n1 has been silent for 5.6 s; {'it was asked for a beat; ' * 15}its warden answers"
+    lost = replace(sign("n1", "lost"), reason=reason)
+    found = await judged(replace(case(trigger="node_lost", node="n1"), nodes=(lost,)))
+    assert found.reason == reason
+
+
 async def test_a_failed_check_names_its_node_and_one_that_fails_everywhere_nobody() -> None:
     failed = case(ends=(end(3),))
     found = await judged(replace(failed, nodes=(sign("n1", "check", check="gpu"),)))

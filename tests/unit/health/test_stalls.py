@@ -247,7 +247,7 @@ def test_while_a_node_is_not_heard_nothing_is_certain(silent: str) -> None:
     world.stalled(2)
     world.run(4)
     assert (world.one.first_ranks, world.one.is_certain) == ((2,), False)
-    assert f"health has not heard {silent} since" in world.one.reason
+    assert f"health had not heard {silent} since" in world.one.reason
 
 
 def test_what_was_said_while_we_were_blind_makes_nothing_certain() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.observe.printable import printable, printable_line
+from everstep.observe.printable import beginning, printable, printable_line
 from everstep.runtime import one_line
 from everstep_services.cli.cells import cell
 from everstep_services.cli.output import echo, print_json
@@ -53,3 +53,18 @@ def test_every_way_out_of_the_commands_escapes(capsys: pytest.CaptureFixture[str
     assert "\u202e" not in out + err
     document = out[out.index("{") :]
     assert json.loads(document) == {"name": HOSTILE[:-2]}, "escaped, it is the same to a program"
+
+
+@given(st.text(), st.integers(1, 50))
+def test_a_text_that_is_cut_is_marked_and_not_longer(text: str, most: int) -> None:
+    cut = beginning(text, most)
+    assert len(cut) <= most
+    assert cut == text or (cut.endswith("…") and text.startswith(cut[:-1]))
+
+
+def test_no_word_of_a_sentence_is_cut() -> None:
+    sentence = "n2 is silent; its warden answers"
+    cuts = {beginning(sentence, most) for most in range(16, 40)}
+    whole = {"n2 is silent…", "n2 is silent; its…", "n2 is silent; its warden…"}
+    assert cuts == {*whole, sentence}
+    assert beginning("x" * 50, 20) == f"{'x' * 19}…"

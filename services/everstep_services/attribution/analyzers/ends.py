@@ -33,6 +33,7 @@ from everstep_services.attribution.analyzers.rank_ends import (
 from everstep_services.attribution.analyzers.stalls import STILL, ended_by_monitor
 from everstep_services.attribution.domain.claims import (
     GENERAL,
+    MOST_SAID,
     NODE_LOST,
     WARDEN_ENDED,
     WITHOUT_CULPRIT,
@@ -83,6 +84,8 @@ _RERUN = {
 """Exit codes of numerics and of Megatron's re-run of an iteration with an unexpected result."""
 _OF_RERUN = re.compile(r"(?i)rerun_state_machine|megatron|unexpected result|result_rejected")
 _REJECTED = 0.6
+_PAUSED = 0.35
+"""That an agent was away for a while explains no end of a rank, unless nothing else does."""
 _UNREADABLE = re.compile(
     r"JSONDecodeError|TOMLDecodeError|(?:Scanner|Parser|Parsing|YAML)Error"
     r"|could not convert string to|invalid literal for int\(\)"
@@ -147,11 +150,19 @@ def _nodes(case: Case) -> Iterator[Claim]:
 
 
 def _lost(node: str, reason: str) -> str:
-    text = clean(reason)
+    text = clean(reason, MOST_SAID)
     return text if text.startswith(f"{node} ") else f"{node} was lost: {text}"
 
 
 def _of_lost(case: Case, sign: NodeSign, back: NodeSign | None, lost: int) -> Iterator[Claim]:
+    if back is not None and back.cause == "paused":  # its ranks may have run on
+        has_ended = "node" in meaning_of(case.trigger).fault
+        yield Claim(
+            cause="host", kind="paused_agent", strength=0.85 if has_ended else _PAUSED,
+            is_transient=True, nodes=(sign.node,) if has_ended else (), fact=back.fact,
+            says=f"{sign.node} is back: {clean(back.reason, MOST_SAID)}",
+        )  # fmt: skip
+        return
     if back is not None and back.cause == "cut_off":
         yield Claim(
             cause="network", kind="cut_off", strength=0.8, is_transient=True, fact=back.fact,

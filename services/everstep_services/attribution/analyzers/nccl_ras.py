@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 
 from everstep.evidence.nccl_ras import RasFinding, RasReport, findings, parse
+from everstep.observe.printable import beginning
 from everstep.verdict_causes import VerdictCause
 from everstep_services.attribution.domain.claims import Claim, Role
 from everstep_services.attribution.incident import Incident
@@ -28,7 +29,7 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
         try:
             report = await asyncio.to_thread(parse, answer)
         except ValueError as error:
-            incident.missing.append(f"nccl_ras of {piece.node}: {error}"[:300])
+            incident.missing.append(beginning(f"nccl_ras of {piece.node}: {error}", 300))
             continue
         for ranks, finding in _of_world(report, incident.case.world_size):
             claims.setdefault(ranks, [*_claims(finding, ranks, piece.fact)])

@@ -16,6 +16,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from everstep.observe.printable import beginning
 from everstep_services.attribution.domain.claims import Claim
 from everstep_services.attribution.incident import Analyzer, Incident
 
@@ -71,7 +72,7 @@ def places(result: Any) -> Sequence[Claim]:
     if not ranks:
         return ()
     named = tuple(dict.fromkeys(ranks))[:_MOST]
-    says = str(text).strip().partition("\n")[0][:240]
+    says = beginning(str(text).strip().partition("\n")[0], 240)
     return [
         Claim(
             cause="unknown", kind="named_ranks", role="place", says=says,

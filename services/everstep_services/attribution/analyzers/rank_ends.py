@@ -5,7 +5,7 @@ import signal
 from collections import defaultdict
 
 from everstep.messages import Case, ErrorRecord, RankEnd
-from everstep.observe.printable import printable
+from everstep.observe.printable import beginning, printable
 from everstep.observe.redaction import redact
 from everstep_services.agent.core.exit import RankExit
 from everstep_services.attribution.log_analysis import fingerprint
@@ -138,5 +138,5 @@ def headline(end: RankEnd, *, with_name: bool = False) -> str:
     return f"{name}: {text}" if with_name and text else text or name
 
 
-def clean(text: str) -> str:
-    return printable(redact(text.strip().partition("\n")[0][:QUOTED]))
+def clean(text: str, most: int = QUOTED) -> str:
+    return printable(redact(beginning(text.strip().partition("\n")[0], most)))

@@ -9,6 +9,7 @@ from importlib.metadata import entry_points
 from msgspec.structs import replace
 
 from everstep.messages import Case
+from everstep.observe.printable import beginning
 from everstep_services.attribution.analyzers import (
     ends,
     flight_recorder,
@@ -110,4 +111,4 @@ class AnalyzerRunner:
 def _named(name: str, claim: Claim) -> Claim:
     if not isinstance(claim, Claim):
         raise TypeError(f"it returned {type(claim).__name__}, not a Claim")
-    return replace(claim, analyzer=name, says=claim.says[:MOST_SAID])
+    return replace(claim, analyzer=name, says=beginning(claim.says, MOST_SAID))

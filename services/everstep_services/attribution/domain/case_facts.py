@@ -42,6 +42,7 @@ from everstep.messages import (
     VerdictCorrected,
     VerdictReached,
 )
+from everstep.observe.printable import beginning
 from everstep_services.attribution.domain.case_parts import (
     SHORT_MOST,
     TEXT_MOST,
@@ -136,7 +137,7 @@ class JobCases:
             replace(
                 case,
                 trigger=fact.trigger,
-                reason=fact.reason[:TEXT_MOST],
+                reason=beginning(fact.reason, TEXT_MOST),
                 error_name=fact.error_name[:SHORT_MOST],
                 trigger_fact=fact.trigger_fact,
                 node=fact.node,
@@ -207,7 +208,7 @@ class JobCases:
         case = replace(case, outcome=fact.outcome)
         if fact.trigger:
             case = replace(
-                case, trigger=fact.trigger, reason=fact.cause[:TEXT_MOST],
+                case, trigger=fact.trigger, reason=beginning(fact.cause, TEXT_MOST),
                 trigger_fact=fact.trigger_fact, node=fact.node, rank=fact.rank,
             )  # fmt: skip
         return self._keep(case)
@@ -261,7 +262,7 @@ class JobCases:
         located = LocatedStall(
             fact=fact.id,
             first_ranks=fact.first_ranks[:_PIECES_MOST],
-            reason=fact.reason[:TEXT_MOST],
+            reason=beginning(fact.reason, TEXT_MOST),
             waiting_ranks=fact.waiting_ranks,
             section=fact.section,
             is_certain=fact.is_certain,
@@ -278,8 +279,8 @@ class JobCases:
             fact=fact.id,
             rank=fact.rank,
             blob=fact.blob,
-            summary=fact.summary[:TEXT_MOST],
-            missing=fact.missing[:SHORT_MOST],
+            summary=beginning(fact.summary, TEXT_MOST),
+            missing=beginning(fact.missing, SHORT_MOST),
         )
         evidence = with_part(case.evidence, piece, _PIECES_MOST)
         return self._changed(replace(case, evidence=evidence))
@@ -329,8 +330,8 @@ class JobCases:
 
     def _noticed(self, fact: PreemptionNoticed) -> str | None:
         act = OutsideAct(
-            act="preempted", by=fact.origin, reason=fact.reason[:SHORT_MOST], fact=fact.id,
-            node=None if fact.is_whole_job else fact.node, at=fact.at,
+            act="preempted", by=fact.origin, reason=beginning(fact.reason, SHORT_MOST),
+            fact=fact.id, node=None if fact.is_whole_job else fact.node, at=fact.at,
         )  # fmt: skip
         return self._from_outside(fact, act)
 
@@ -341,7 +342,7 @@ class JobCases:
         if fact.action == "drain_node" and not self._has_ranks(fact.target):
             return None  # a spare that leaves ends no ranks
         act = OutsideAct(
-            act=fact.action, by=fact.by, reason=fact.reason[:SHORT_MOST], fact=fact.id,
+            act=fact.action, by=fact.by, reason=beginning(fact.reason, SHORT_MOST), fact=fact.id,
             node=fact.target or None, at=fact.at,
         )  # fmt: skip
         return self._from_outside(fact, act)
@@ -364,7 +365,9 @@ class JobCases:
         case = self._of(fact.round, fact.incident)
         if any(result.id == fact.id for result in case.results):
             return None
-        short = replace(fact, reason=fact.reason[:TEXT_MOST], ranks=fact.ranks[:_SIGNS_MOST])
+        short = replace(
+            fact, reason=beginning(fact.reason, TEXT_MOST), ranks=fact.ranks[:_SIGNS_MOST]
+        )
         changed = self._changed(replace(case, results=(*case.results, short)[-_RESULTS_MOST:]))
         ended = [it for it in self.cases if it.trigger == NUMERICS and not it.is_of_agent]
         of_round = next((it for it in reversed(ended) if is_about(it, fact)), None)
@@ -382,7 +385,11 @@ class JobCases:
         self, fact: CheckpointFailed | RestoreFailed, stage: str, **where: Any
     ) -> str | None:
         failure = SaveFailure(
-            fact=fact.id, stage=stage, reason=fact.reason[:SHORT_MOST], at=fact.at, **where
+            fact=fact.id,
+            stage=stage,
+            reason=beginning(fact.reason, SHORT_MOST),
+            at=fact.at,
+            **where,
         )
         case = self._of_round(fact.round)
         return self._changed(replace(case, saves=with_part(case.saves, failure, _SIGNS_MOST)))
@@ -390,7 +397,7 @@ class JobCases:
     def _slow(self, fact: StragglerFound) -> None:
         sign = SlowRankSign(
             rank=fact.rank, node=fact.node, cause=fact.cause, fact=fact.id,
-            reason=fact.reason[:SHORT_MOST], confidence=fact.confidence,
+            reason=beginning(fact.reason, SHORT_MOST), confidence=fact.confidence,
         )  # fmt: skip
         slow = [straggler for straggler in self._document.slow if straggler.rank != fact.rank]
         self._document = replace(self._document, slow=tuple([*slow, sign][-_SLOW_MOST:]))

@@ -18,6 +18,7 @@ from everstep.messages import (
     Stall,
 )
 from everstep.messages.base import shared
+from everstep.observe.printable import beginning
 
 TEXT_MOST = 1024
 SHORT_MOST = 240
@@ -44,7 +45,10 @@ def rank_end(fact: RankExited, *, is_whole: bool) -> RankEnd:
 
 def stall_of(fact: RankStalled) -> Stall:
     """A rank's stall."""
-    texts = {"blocked_in": fact.blocked_in[:SHORT_MOST], "process_state": fact.process_state[:8]}
+    texts = {
+        "blocked_in": beginning(fact.blocked_in, SHORT_MOST),
+        "process_state": fact.process_state[:8],
+    }
     return Stall(**{**shared(Stall, fact), **texts}, fact=fact.id)
 
 
@@ -58,7 +62,12 @@ def node_sign(
 ) -> NodeSign:
     """What happened to a node."""
     return NodeSign(
-        node=node, sign=sign, reason=reason[:SHORT_MOST], fact=fact.id, at=fact.at, cause=cause
+        node=node,
+        sign=sign,
+        reason=beginning(reason, TEXT_MOST),
+        fact=fact.id,
+        at=fact.at,
+        cause=cause,
     )
 
 

@@ -16,6 +16,7 @@ from everstep.messages import (
     PastIncident,
     VerdictReached,
 )
+from everstep.observe.printable import beginning
 
 READ: tuple[type[Fact], ...] = (
     NodeCheckFinished, NodeCleared, NodeSuspected, VerdictReached,
@@ -120,7 +121,7 @@ class PastIncidents:
             self._sign(
                 NodeSign(
                     node=fact.node, sign="check", fact=f"{fact.id}/{result.check}", at=fact.at,
-                    reason=result.reason[:_TEXT_MOST], check=result.check,
+                    reason=beginning(result.reason, _TEXT_MOST), check=result.check,
                     code=result.code[:_TEXT_MOST], failure_class=result.failure_class,
                 )
             )  # fmt: skip
@@ -155,4 +156,6 @@ class PastIncidents:
 
 
 def _sign(fact: Fact, node: str, sign: Literal["suspected", "cleared"], reason: str) -> NodeSign:
-    return NodeSign(node=node, sign=sign, reason=reason[:_TEXT_MOST], fact=fact.id, at=fact.at)
+    return NodeSign(
+        node=node, sign=sign, reason=beginning(reason, _TEXT_MOST), fact=fact.id, at=fact.at
+    )

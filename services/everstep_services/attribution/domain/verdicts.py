@@ -14,6 +14,7 @@ from everstep.messages import (
     VerdictReached,
 )
 from everstep.messages.base import Time, shared
+from everstep.observe.printable import beginning
 from everstep_services.attribution.domain.claims import Claim, cause_of
 from everstep_services.attribution.domain.combiner import CaseJudgement, combine
 
@@ -80,7 +81,7 @@ def corrected(
         incident=case.incident,
         by=ask.by,
         cause=cause,
-        note=ask.reason[:_TEXT_MOST],
+        note=beginning(ask.reason, _TEXT_MOST),
         culprit_ranks=ask.culprit_ranks,
         culprit_nodes=ask.culprit_nodes,
         verdict=None if was is None else was.id,
@@ -88,7 +89,7 @@ def corrected(
         is_confirmation=was is not None and _is_same(was, ask),
         origin=ask.origin,
     )
-    says = f"{ask.by} says: {ask.reason[:_TEXT_MOST]}"
+    says = f"{ask.by} says: {beginning(ask.reason, _TEXT_MOST)}"
     claim = Claim(
         cause=cause, kind="said_by_a_person", says=says, strength=1.0, analyzer="person",
         ranks=ask.culprit_ranks, nodes=ask.culprit_nodes, fact=correction.id,
@@ -139,7 +140,7 @@ def _fact(case: Case, judged: CaseJudgement, now: VerdictContext) -> VerdictReac
     took = max((now.wall - case.opened_at).total_seconds(), 0.0) if case.opened_at else 0.0
     lists = {
         "evidence": tuple(_item(claim, weight) for claim, weight in judged.evidence),
-        "missing": tuple(text[:_TEXT_MOST] for text in judged.missing[:_MISSING_MOST]),
+        "missing": tuple(beginning(text, _TEXT_MOST) for text in judged.missing[:_MISSING_MOST]),
     }
     return VerdictReached(
         id=now.new_id(),

@@ -38,6 +38,7 @@ from everstep.messages import (
     ShardsWritten,
 )
 from everstep.messages.facts.stamp import FactStamp
+from everstep.observe.printable import beginning
 from everstep_services.catalog.domain.index import Change, Index
 from everstep_services.catalog.domain.unjudged import take_result, trust
 from trainer_sdk.checkpoint.storage.checkpoints import StoredCheckpoint
@@ -162,7 +163,7 @@ def _judged(index: Index, fact: Fact) -> None:
             trust(index, fact.step)
             index.suspect()
         case CheckpointPinned():
-            reason = fact.reason[:_TEXT_MOST]
+            reason = beginning(fact.reason, _TEXT_MOST)
             pinned = partial(replace, pinned_by=fact.by, pin_reason=reason)
             index.change(fact.step, "global", "", pinned)
         case CheckpointUnpinned():
@@ -178,7 +179,11 @@ def _judged(index: Index, fact: Fact) -> None:
 def _verified(checkpoint: KnownCheckpoint, fact: CheckpointVerified) -> KnownCheckpoint:
     if fact.manifest_hash not in ("", checkpoint.manifest_hash):
         return checkpoint  # another checkpoint has replaced it
-    flaw = "" if fact.is_good else (fact.reason or "it differs from what was saved")[:_TEXT_MOST]
+    flaw = (
+        ""
+        if fact.is_good
+        else beginning(fact.reason or "it differs from what was saved", _TEXT_MOST)
+    )
     return replace(checkpoint, verified_at=fact.at, flaw=flaw)
 
 
@@ -190,7 +195,7 @@ def _quarantined(index: Index, fact: CheckpointQuarantined) -> None:
         lambda one: replace(
             one,
             quarantined_for=fact.cause,
-            quarantine_reason=fact.reason[:_TEXT_MOST],
+            quarantine_reason=beginning(fact.reason, _TEXT_MOST),
             quarantined_by=fact.by,
         ),
     )
@@ -223,7 +228,7 @@ def _rejected(index: Index, rejected: Sequence[RejectedStep]) -> None:
     """A checkpoint that ranks found corrupt is not good any more; it is read back once more."""
     for step in rejected:
         if step.is_corrupt and step.path:
-            flaw = (step.reason or "a restore found it corrupt")[:_TEXT_MOST]
+            flaw = beginning(step.reason or "a restore found it corrupt", _TEXT_MOST)
             index.change(step.step, step.tier, step.path, partial(_doubted, flaw=flaw))
 
 
@@ -267,7 +272,7 @@ def _node(
             round=holding.round,
             owner_slot=holding.slot,
             holder=holding.holder,
-            reason=why[:_TEXT_MOST],
+            reason=beginning(why, _TEXT_MOST),
             step=holding.step,
         )
         index.facts.append(lost)

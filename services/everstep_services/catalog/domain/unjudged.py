@@ -8,6 +8,7 @@ from everstep.messages import (
     NumericsSuspected,
     UnjudgedResult,
 )
+from everstep.observe.printable import beginning
 from everstep_services.catalog.domain.index import Index
 
 _MOST = 16
@@ -23,13 +24,13 @@ def take_result(index: Index, fact: NumericsSuspected | NumericsJudged | Numeric
     match fact:
         case NumericsSuspected():
             index.unjudged[fact.case] = UnjudgedResult(
-                case=fact.case, moved_at=fact.moved_at, reason=fact.reason[:_REASON_MOST],
+                case=fact.case, moved_at=fact.moved_at, reason=beginning(fact.reason, _REASON_MOST),
                 signal=fact.signal,
             )  # fmt: skip
             while len(index.unjudged) > _MOST:
                 del index.unjudged[next(iter(index.unjudged))]
         case NumericsJudged() if case is not None:
-            told = f"{fact.kind}: {fact.reason}"[:_REASON_MOST]
+            told = beginning(f"{fact.kind}: {fact.reason}", _REASON_MOST)
             index.unjudged[fact.case] = replace(case, kind=fact.kind, reason=told)
         case NumericsActed() if case is not None and _is_cleared(case, fact):
             del index.unjudged[fact.case]

@@ -261,7 +261,8 @@ def _others(waiting: int, missing: list[str], *, is_certain: bool) -> str:
     if waiting:
         wait = f"{waiting} {'others wait' if waiting > 1 else 'other waits'}"
         text = f"; {wait}" if is_certain else ", but may wait, too"
-    return text + (f"; health has not heard {_listed(missing, '')} since" if missing else "")
+    silent = f"; up to this finding, health had not heard {_listed(missing, '')} since"
+    return text + (silent if missing else "")
 
 
 def _listed(names: list[int] | list[str], noun: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from everstep.observe.printable import printable
+from everstep.observe.printable import beginning, printable
 
 _CUT_AT = 20_000
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -49,7 +49,8 @@ def clip(value: str | None, most: int = 160) -> str:
     if len(value) <= most:
         return value
     end = most // 3 if most >= _SENTENCE else 0
-    return f"{value[: most - end - 1]}…{value[len(value) - end :]}"
+    tail = value[len(value) - end :]
+    return f"{beginning(value, most - end)}{tail.partition(' ')[2] or tail}"
 
 
 def moment(text: str | datetime | None) -> datetime | None:

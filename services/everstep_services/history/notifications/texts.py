@@ -5,7 +5,7 @@ from typing import Literal
 from urllib.parse import quote
 
 from everstep.messages.documents.notices import Notice
-from everstep.observe.printable import printable
+from everstep.observe.printable import beginning, printable
 from everstep.observe.redaction import redact
 from everstep.subjects import CLUSTER
 
@@ -95,7 +95,7 @@ def link(notice: Notice, dashboard_url: str) -> str:
 def clean(value: str, most: int) -> str:
     """One line of bounded length, without secrets and without what a terminal obeys."""
     told = printable(redact(" ".join(value.split())))
-    return told if len(told) <= most else f"{told[: most - 1]}…"
+    return beginning(told, most)
 
 
 def _incident(notice: Notice) -> str:

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Literal, assert_never
 
 from everstep.messages import JobSpec, Join, NodeRefused, Option
+from everstep.observe.printable import beginning
 from everstep_services.rendezvous.domain.batch import Batch
 from everstep_services.rendezvous.domain.decisions import came_of, decide_to, only_say
 from everstep_services.rendezvous.domain.ends import RETRYABLE
@@ -202,7 +203,7 @@ def _shown(value: object) -> str:
     if isinstance(value, tuple):
         value = " ".join(str(part) for part in value)
     text = str(value)
-    return text if len(text) <= 120 else f"{text[:117]}..."
+    return beginning(text, 120)
 
 
 def _excluded(control: JobControl, batch: Batch, ask: Join) -> Refusal | None:

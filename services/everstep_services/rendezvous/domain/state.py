@@ -17,6 +17,7 @@ from everstep.messages.documents.rounds import (
     OpenStall,
     PlannedEnd,
 )
+from everstep.observe.printable import beginning
 from everstep_services.rendezvous.domain.replica_placement import ReplicaHolders
 
 Phase = Literal["joining", "forming", "running", "ending", "done", "stopped"]
@@ -178,7 +179,7 @@ class JobState:
 
     def send_away(self, seat: Seat, because: str) -> None:
         """Have a node leave, as soon as it has no ranks."""
-        self.put(replace(seat, is_leaving=True, leaves_because=because[:_REASON_MOST]))
+        self.put(replace(seat, is_leaving=True, leaves_because=beginning(because, _REASON_MOST)))
 
     def drop(self, node: str) -> None:
         """Forget a node."""
