@@ -193,6 +193,16 @@ class Cluster:
         formed = self.until_fact("round_formed", lambda body: body["round"] == number)
         return {member[0]: member[1] for member in formed["members"]}
 
+    def own_incident(self) -> Body:
+        """The only incident that is not part of another one, once it is over."""
+        (incident,) = until(
+            lambda: [one for one in self.incidents() if one["outcome"] != "merged"],
+            "the incident is over",
+            holds=lambda found: found and found[0]["outcome"],
+            despite=CliError,
+        )
+        return incident
+
     def closed(self, count: int) -> list[Body]:
         """The incidents, once `count` are over."""
         return until(

@@ -17,7 +17,6 @@ from tests.e2e.conftest import NewCluster
 from tests.e2e.control_planes import PATIENT, Up, running_up
 from tests.e2e.operators import command, operator
 from tests.e2e.processes import SCRIPTS
-from tests.waiting import until
 
 WITHIN_S = 240.0
 """Ranks import torch, and several agents start."""
@@ -92,16 +91,6 @@ def of_health(cluster: Cluster, kind: str, node: str) -> Body:
         health.close()
 
 
-def own_incident(cluster: Cluster) -> Body:
-    """The only incident that is not part of another one, once it is over."""
-
-    def own() -> list[Body]:
-        return [incident for incident in cluster.incidents() if incident["outcome"] != "merged"]
-
-    (incident,) = until(own, "the incident is over", holds=lambda all_: all_ and all_[0]["outcome"])
-    return incident
-
-
 def test_a_node_that_computes_wrongly_each_time_leaves_for_the_spare(cluster: Cluster) -> None:
     training = Training(cluster, 3, spares=1, persistent="exclude")
     bad = training.nodes[1]
@@ -112,7 +101,7 @@ def test_a_node_that_computes_wrongly_each_time_leaves_for_the_spare(cluster: Cl
     assert cluster.state()["restarts"] == 0
     restored = cluster.until_facts("checkpoint_restored")
     assert all(body["step"] < result["step"] for body in restored)
-    incident = own_incident(cluster)
+    incident = cluster.own_incident()
     assert (incident["trigger"], incident["outcome"], incident["node"]) == (
         "numerics", "recovered", bad,
     )  # fmt: skip
@@ -138,7 +127,7 @@ def test_ranks_move_where_only_another_device_can_tell(cluster: Cluster, nodes: 
     assert after == ([training.nodes[1], training.nodes[0]] if nodes == 2 else after)
     assert nodes == 2 or training.nodes[1] not in after
     assert cluster.state()["restarts"] == 0
-    incident = own_incident(cluster)
+    incident = cluster.own_incident()
     assert (incident["trigger"], incident["outcome"]) == ("numerics", "recovered")
     cluster.finish()
     cluster.until_done()
@@ -150,7 +139,7 @@ def test_a_job_that_stops_for_a_result_is_not_brought_back(cluster: Cluster) -> 
     assert [agent.wait(WITHIN_S) for agent in training.agents] == [93, 93]
     ended = cluster.until_fact("job_ended")
     assert (ended["state"], ended["exit_code"], ended["rounds"]) == ("stopped", 93, 1)
-    assert own_incident(cluster)["outcome"] == "stopped"
+    assert cluster.own_incident()["outcome"] == "stopped"
     assert cluster.facts("action_decided")[0]["rule"] == "stop.asked"
     assert not [it for it in cluster.facts("action_decided") if it["action"] == "replace"]
     (cluster.folder / "wrong").unlink()

@@ -70,12 +70,12 @@ def test_skipped_data_are_a_span_from_the_first_of_their_steps_to_the_roll_back(
     case = case_of(44, "skip") | {"step": 45}
     case["suspected"]["moved_at"] = 35
     reports = [reported(second, loss=1.0) | {"step": step}
-               for second, step in ((0, 1), (30, 31), (60, 42), (100, 82))]  # fmt: skip
+               for second, step in ((0, 1), (30, 31), (40, 41), (60, 42), (100, 82))]  # fmt: skip
     drawn = results(reports, [case])
     assert drawn is not None
     span, *_ = drawn.marks
     assert (span.kind, span.text) == ("skipped", "steps 35 to 45, whose data are passed over")
-    assert (span.x, span.x + span.width) == (450.0, 450.0 + span.width)
+    assert (span.x, span.x + span.width) == (340.0, 450.0)
 
 
 def test_results_are_drawn_apart_from_other_values_only_with_a_band_or_a_case() -> None:

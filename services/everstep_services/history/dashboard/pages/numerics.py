@@ -124,7 +124,7 @@ def _curve(
             f"{x},{HEIGHT - min((value - low) / span, 1.0) * HEIGHT:.1f}" for x, value in of
         )
 
-    band = f"{points(lower)} {points(upper[::-1])}" if lower and upper else ""
+    band = f"{points(lower)} {points(upper[::-1])}" if min(len(lower), len(upper)) > 1 else ""
     return ResultCurve(title, points(rows), band, rows[-1][1], low, high, top)
 
 
@@ -138,8 +138,8 @@ def _mark(kind: str, x: float, text: str) -> NumericsMark:
 
 def _span(from_x: float, to_x: float, text: str) -> NumericsMark:
     """Skipped data, from the first step that used them to the last."""
-    width = max(3.0, to_x - from_x)
-    return NumericsMark("skipped", min(from_x, WIDTH - width), 0.0, width, HEIGHT, text)
+    width = max(9.0, to_x - from_x)
+    return NumericsMark("skipped", max(0.0, to_x - width), 0.0, width, HEIGHT, text)
 
 
 def _skips(
