@@ -84,8 +84,8 @@ class _Present:
 class _Trouble:
     round: int
     at: float
-    stall: str = ""
-    """The stall that it began with; empty if a rank failed first."""
+    reason: str
+    """The stall or the failure that it began with."""
     is_stall: bool = False
     """So far no rank has failed: some have only stalled."""
     detect_s: float = 0.0
@@ -176,8 +176,9 @@ class Attendance:
         if _has_failed(ending) and self._first_bad is None:
             self._first_bad = rank
             if self._trouble is None:
-                self._trouble = _Trouble(self.round, now)
-                acts.append(IncidentOpens(rank, self._sentence(rank, ending), fact))
+                reason = self._sentence(rank, ending)
+                self._trouble = _Trouble(self.round, now, reason)
+                acts.append(IncidentOpens(rank, reason, fact))
             self._trouble.is_stall = False
             if rank in self._without:
                 acts += self.went_on((), now)
@@ -289,8 +290,8 @@ class Attendance:
         back_at = now if trouble.back_at is None else max(trouble.back_at, gone_at)
         away_s, back_s = round(back_at - gone_at, 3), round(now - back_at, 3)
         is_back = trouble.back_at is not None
-        if trouble.stall:
-            reason = f"{trouble.stall}; {reason}"
+        if not reason.startswith(trouble.reason):
+            reason = f"{trouble.reason}; {reason}"
         detect_s = round(trouble.detect_s, 3)
         if trouble.is_stall:
             ledger = Ledger(detect_s=detect_s, other_s=round(now - trouble.at, 3))

@@ -72,6 +72,7 @@ def test_the_first_failure_opens_one_incident_and_the_next_first_step_closes_it(
     (closes,) = world.here.stepped(world.now)
     assert isinstance(closes, IncidentCloses)
     assert (closes.outcome, closes.next_round) == ("recovered", 2)
+    assert closes.reason == "rank 1 exited with 3; round 2 makes steps again"
     assert (closes.ledger.start_s, closes.ledger.wall_s) == (60, 62)
     assert world.here.stepped(world.now) == []
 
@@ -127,7 +128,8 @@ def test_a_failure_has_recovered_if_the_next_round_ends_well_without_a_step() ->
     assert isinstance(closes, IncidentCloses)
     assert isinstance(over, JobOver)
     assert (closes.outcome, closes.next_round, over.state) == ("recovered", 2, "done")
-    assert closes.reason == "round 2 followed, and all ranks that were watched have ended well"
+    followed = "round 2 followed, and all ranks that were watched have ended well"
+    assert closes.reason == f"rank 1 exited with 3; {followed}"
     ledger = closes.ledger
     assert (ledger.start_s, ledger.first_step_s, ledger.other_s, ledger.wall_s) == (4, 0, 30, 34)
 
