@@ -45,8 +45,12 @@ class PresentStep:
             states = RandomStates()
         call = StepCall(function, batch, states)
         self.calls.append(call)
-        with self.own.recorded() if is_recorded else nullcontext():
-            result: Result = call.run()
+        try:
+            with self.own.recorded() if is_recorded else nullcontext():
+                result: Result = call.run()
+        except BaseException:
+            self._forget_calls()  # a script that goes on makes another step
+            raise
         return result
 
     def put_back(self) -> None:
@@ -65,9 +69,12 @@ class PresentStep:
 
     def clear(self) -> None:
         """The step is over."""
+        self._forget_calls()
+        self._at_batches = []
+
+    def _forget_calls(self) -> None:
         self.calls.clear()
         self.before = None
-        self._at_batches = []
         self.own.clear()
 
     def _reset_scalers(self) -> None:

@@ -57,12 +57,12 @@ class TrainingParts:
         """The tensors on which autograd accumulates this rank's own gradients, with their group."""
         groups = {id(parameter): self.group_of[name] for name, parameter in self.named.items()}
         unsharded = unsharded_parameters(self.modules)
-        tensors: list[tuple[int, Tensor]] = []
+        tensors: dict[int, tuple[int, Tensor]] = {}
         for parameter in self.named.values():
             local = unsharded.get(id(parameter), parameter)
             if local.requires_grad:
-                tensors.append((groups[id(parameter)], local))
-        return tensors
+                tensors.setdefault(id(local), (groups[id(parameter)], local))
+        return list(tensors.values())
 
     def buffers(self, *, again: bool = False) -> "list[KeptBuffer]":
         """The buffers as they are now, copied; `again` into the copies of the last such call."""

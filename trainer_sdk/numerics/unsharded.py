@@ -8,10 +8,11 @@ from torch import Tensor, nn
 
 
 def unsharded_parameters(modules: Iterable[nn.Module]) -> dict[int, Tensor]:
-    """FSDP2's whole parameters, by the id of the shard: backward leaves a rank's gradients there.
+    """FSDP's whole parameters, by the id of the shard: backward leaves a rank's gradients there.
 
-    Empty before the first step, and where torch keeps them in another way.
+    Those of FSDP1 are parts of a single one. Those of FSDP2 are there from the first step on.
     """
+    modules = list(modules)
     whole: dict[int, Tensor] = {}
     for group in _fsdp_groups(modules):
         for parameter in getattr(group, "fsdp_params", ()):
@@ -19,6 +20,9 @@ def unsharded_parameters(modules: Iterable[nn.Module]) -> dict[int, Tensor]:
             shard = getattr(parameter, "sharded_param", None)
             if isinstance(tensor, Tensor) and shard is not None:
                 whole[id(shard)] = tensor
+    for handle in _flat_handles(modules):
+        for shard in getattr(handle.flat_param, "_params", None) or ():
+            whole[id(shard)] = handle.flat_param
     return whole
 
 
@@ -34,7 +38,17 @@ def data_parallel_ranks(modules: Iterable[nn.Module], replicas: Any = None) -> t
         mesh = getattr(getattr(group, "mesh_info", None), "mesh", None)
         if mesh is not None:
             return tuple(mesh.mesh.flatten().tolist())
+    for handle in _flat_handles(modules):
+        return tuple(dist.get_process_group_ranks(handle.process_group))
     return ()
+
+
+def _flat_handles(modules: Iterable[nn.Module]) -> Iterator[Any]:
+    """What FSDP1 knows of the parameters of a module that it wraps."""
+    for module in _wrapped(modules):
+        handle = getattr(module, "_handle", None)
+        if isinstance(getattr(handle, "flat_param", None), Tensor):
+            yield handle
 
 
 def _fsdp_groups(modules: Iterable[nn.Module]) -> Iterator[Any]:

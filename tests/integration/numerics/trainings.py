@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer_sdk.numerics.numerics import Numerics
@@ -128,6 +129,21 @@ class Training:
     run: Callable[[Tensor], Tensor]
     """Forward and backward of a batch; it returns the loss."""
     data_rank: int
+    scaler: torch.amp.GradScaler | None = None
+
+    def clip(self, optimizer: torch.optim.Optimizer) -> Tensor:
+        """Clip the gradients; their norm."""
+        if self.scaler is not None:
+            self.scaler.unscale_(optimizer)
+        return nn.utils.clip_grad_norm_(self.module.parameters(), 0.5)
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Change the parameters."""
+        if self.scaler is None:
+            optimizer.step()
+        else:
+            self.scaler.step(optimizer)
+            self.scaler.update()
 
 
 def replicated() -> Training:
@@ -167,6 +183,42 @@ def staged() -> Training:
     return Training(module, run, mesh.get_local_rank("data"))
 
 
+def compiled() -> Training:
+    """DDP of a compiled module."""
+    module = DistributedDataParallel(torch.compile(model(), backend="aot_eager"))
+    return Training(module, _plain(module), dist.get_rank())
+
+
+def sharded_flat() -> Training:
+    """FSDP1."""
+    module = FullyShardedDataParallel(model(), use_orig_params=True, device_id=torch.device("cpu"))
+    return Training(module, _plain(module), dist.get_rank())
+
+
+def tensor_parallel() -> Training:
+    """Two data ranks of two tensor ranks each."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    torch.manual_seed(7)
+    module = nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), Faulty(), nn.Linear(16, 1))
+    plan: Any = {"0": ColwiseParallel(), "3": RowwiseParallel()}
+    parallelize_module(module, mesh["tensor"], plan)
+    fully_shard(module, mesh=mesh["data"])
+    return Training(module, _plain(module), mesh.get_local_rank("data"))
+
+
+def scaled() -> Training:
+    """DDP with a scaler of gradients, which finds its scale in the first step."""
+    module = DistributedDataParallel(model())
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=3)
+
+    def run(batch: Tensor) -> Tensor:
+        loss: Tensor = module(batch).square().mean()
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    return Training(module, run, dist.get_rank(), scaler)
+
+
 def _plain(module: nn.Module) -> Callable[[Tensor], Tensor]:
     def run(batch: Tensor) -> Tensor:
         loss: Tensor = module(batch).square().mean()
@@ -181,6 +233,10 @@ KINDS: dict[str, Callable[[], Training]] = {
     "fsdp": lambda: sharded(dist.get_world_size()),
     "hsdp": lambda: sharded(2, dist.get_world_size() // 2),
     "pipeline": staged,
+    "compiled": compiled,
+    "fsdp1": sharded_flat,
+    "tensor": tensor_parallel,
+    "scaler": scaled,
 }
 
 
@@ -198,7 +254,11 @@ def trained(kind: str, case: Case) -> dict[str, Any]:
     losses, tries = [], 0
     with watched(dist.get_rank()) as watch:
         run = session()
-        state = {"model": training.module, "optimizer": optimizer}
+        state = {
+            "model": training.module,
+            "optimizer": optimizer,
+            "scaler": training.scaler,
+        }
         numerics = Numerics(run, state, data, **case.choices)
         loss = 0.0
         for number, batch in enumerate(numerics, 1):
@@ -207,10 +267,10 @@ def trained(kind: str, case: Case) -> dict[str, Any]:
             if number % case.micro_batches:
                 continue
             tries += 1
-            norm = nn.utils.clip_grad_norm_(training.module.parameters(), 0.5)
+            norm = training.clip(optimizer)
             if numerics.accepts(loss=loss, grad_norm=norm):
                 losses.append(loss)
-                optimizer.step()
+                training.step(optimizer)
                 device.keep(training.module)
             optimizer.zero_grad()
             run.step()

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,23 @@ def test_a_training_without_numbers_from_the_start_is_not_run_again_for_ever(wat
         training.accepts(loss=NAN)
     assert len(calls) == 10 + 3 * 2
     assert [name for name, _ in events(watch)].count("suspected") == 3
+
+
+def test_a_call_that_has_failed_is_not_made_again(watch: Watch) -> None:
+    calls: list[int] = []
+
+    def compute(number: int) -> float:
+        calls.append(number)
+        if number == 1:
+            raise MemoryError
+        return 1.0
+
+    training = made(range(4), mode="validate_results", validate_every=1)
+    for number in training:
+        with suppress(MemoryError):
+            training.accepts(loss=training.compute(compute, number))
+    assert calls == [0, 0, 0, 1, 2, 2, 2, 3, 3, 3]
+    assert events(watch) == [("counted", "")]
 
 
 def test_disabled_does_nothing(watch: Watch) -> None:
