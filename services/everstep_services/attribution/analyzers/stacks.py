@@ -47,10 +47,12 @@ def _report(dumps: Mapping[int, bytes], late: Mapping[int, str], world: int | No
 def _claims(report: StackReport, fact: str | None, is_torn: bool) -> Iterator[Claim]:
     suspects = report.suspects[:_SUSPECTS_MOST]
     if report.pattern == "together":
+        # Ranks at several places do not make the same mistake: a recorder may know who does.
+        is_of_all = len({suspect.reason for suspect in report.suspects}) == 1
         yield Claim(
             cause="user_code", kind="one_sided_transfer", says=report.summary, fact=fact,
-            strength=report.confidence, ranks=tuple(suspect.rank for suspect in report.suspects),
-            fingerprint="hang:one_sided_transfer",
+            strength=report.confidence, fingerprint="hang:one_sided_transfer",
+            ranks=tuple(suspect.rank for suspect in report.suspects) if is_of_all else (),
         )  # fmt: skip
         return
     parts = 1.0 if len(report.suspects) <= 2 else _MORE_SUSPECTS

@@ -330,10 +330,14 @@ class _Judgement:
         calls = {self._states[rank].call for rank in waiting}
         for side, meaning in _ONE_SIDED.items():
             if all(call.startswith(side) for call in calls):
-                state = self._states[waiting[0]]
+                places: dict[str, list[int]] = {}
+                for rank in waiting:
+                    places.setdefault(_at(self._states[rank]), []).append(rank)
+                told = ", ".join(f"{named(ranks)}{at}" for at, ranks in places.items())
+                where = f": {told}" if len(places) > 1 else next(iter(places))
                 return _Answer(
                     "together",
-                    f"all {len(waiting)} ranks wait to {meaning}{_at(state)}",
+                    f"all {len(waiting)} ranks wait to {meaning}{where}",
                     _ONE_SIDED_CERTAINTY,
                     tuple(map(self._waits_elsewhere, waiting)),
                     waiting,

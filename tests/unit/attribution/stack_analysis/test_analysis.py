@@ -4,7 +4,11 @@ import json
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
+from everstep_services.attribution.analyzers.stacks import _claims
+from everstep_services.attribution.domain.claims import Claim
+from everstep_services.attribution.domain.combiner import combine
 from everstep_services.attribution.stack_analysis.analysis import StackAnalysis
 from everstep_services.attribution.stack_analysis.dumps import read_stacks
 from everstep_services.attribution.stack_analysis.files import read_content
@@ -12,6 +16,7 @@ from everstep_services.attribution.stack_analysis.report import StackReport, fol
 from everstep_services.attribution.stack_analysis.rules import ACTIVITIES, shipped
 from everstep_services.attribution.stack_analysis.stacks import Unreadable
 from tests.fakes import stack_dumps as fake
+from tests.unit.attribution.cases import case
 
 
 def _report(*ranks: Sequence[str] | bytes, world: int | None = None) -> StackReport:
@@ -96,8 +101,24 @@ def test_ranks_that_all_wait_for_one_side_of_a_transfer_are_named(call: str, mea
     assert (report.verdict, report.pattern) == ("odd_ranks", "together")
     assert [rank for rank, _, _ in _named(report)] == [0, 1, 2]
     assert meaning in report.summary
+    (claim,) = _claims(report, None, is_torn=False)
+    assert claim.ranks == (0, 1, 2)
     assert _report(stack, stack, fake.REDUCE).pattern == "odd"
     assert "left no stack" in _report(stack, stack, world=3).summary
+
+
+def test_of_ranks_that_all_wait_to_receive_at_several_places_none_is_named() -> None:
+    """A7.5: in a pipeline, a send that is left out stops the ranks before it and after it."""
+    stack = ("recv /v/site-packages/torch/distributed/distributed_c10d.py:3", *fake.FORWARD)
+    report = _report(stack, stack, fake.RECEIVE, fake.RECEIVE)
+    first, second = "ranks 0-1 at Model.forward (u/model.py:12)", "ranks 2-3 at "
+    assert f"all 4 ranks wait to receive, and none sends: {first}, {second}" in report.summary
+    (claim,) = _claims(report, None, is_torn=False)
+    assert claim.ranks == ()
+    own = Claim(cause="user_code", kind="circle", says="1-2 wait for each other", strength=0.5,
+                ranks=(1, 2), analyzer="flight_recorder")  # fmt: skip
+    found = combine(case(), [replace(claim, analyzer="stacks"), own], ())
+    assert (found.kind, found.ranks) == ("one_sided_transfer", (1, 2))
 
 
 def test_a_minority_that_waits_elsewhere_is_odd() -> None:
