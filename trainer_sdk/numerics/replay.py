@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -29,11 +29,20 @@ class StepCall:
         self.batch = batch
         self.before = before
         self.loss: float | Tensor | None = None
+        self._casts = [
+            (kind, torch.get_autocast_dtype(kind))
+            for kind in ("cuda", "cpu")
+            if torch.is_autocast_enabled(kind)
+        ]
+        """The kinds of devices for which the script has entered `torch.autocast`, and to what."""
 
     def run(self, batch: Any = NO_BATCH) -> Any:
         """Call the function, and keep its loss."""
         batch = self.batch if batch is NO_BATCH else batch
-        result = self.function() if batch is NO_BATCH else self.function(batch)
+        with ExitStack() as casting:
+            for kind, dtype in self._casts:  # a script that runs it again may have left its own
+                casting.enter_context(torch.autocast(kind, dtype))
+            result = self.function() if batch is NO_BATCH else self.function(batch)
         self.loss = _loss_of(result)
         return result
 

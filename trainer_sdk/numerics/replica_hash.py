@@ -166,7 +166,7 @@ class _HostCopy:
         self._sums = torch.empty(sums.shape, dtype=sums.dtype, device="cpu", pin_memory=True)
         self._sums.copy_(sums, non_blocking=True)
         self._event = torch.Event(sums.device)
-        self._event.record()
+        self._event.record(torch.accelerator.current_stream(sums.device))
 
     def has_arrived(self) -> bool:
         return self._event is None or self._event.query()

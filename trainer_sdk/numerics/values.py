@@ -32,10 +32,11 @@ class StepReader:
         values = [_scalar("loss", loss), _scalar("grad_norm", grad_norm)]
         event = None
         self.is_late = False
-        if not self._waits and any(isinstance(value, Tensor) for value in values):
+        devices = [value.device for value in values if isinstance(value, Tensor)]
+        if devices and not self._waits:
             values = [_copied(value) if isinstance(value, Tensor) else value for value in values]
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
+            event.record(torch.cuda.current_stream(devices[0]))
             self.is_late = True
         self._coming.append((step, values, event, lr))
 

@@ -87,3 +87,23 @@ def test_gradients_are_unknown_if_a_parameter_was_not_there_at_first() -> None:
         module(torch.ones(1, 2)).sum().backward()
     module.bias.requires_grad = False
     assert own.read() == ((), None)
+
+
+def test_a_step_that_was_computed_under_autocast_is_computed_so_again() -> None:
+    """The script has left the block when its step is looked at."""
+    module = nn.Linear(64, 1)
+    parts = TrainingParts({"model": module})
+    batch = torch.rand(8, 64, generator=torch.Generator().manual_seed(1))
+
+    def compute(values: Tensor) -> Tensor:
+        loss: Tensor = module(values).float().sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    before = Snapshot(parts, list(parts.parameters()), again=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        call = StepCall(compute, batch, before.random)
+        first = float(call.run().detach())
+    assert run_again(parts, [call], before).loss == first
+    plain = StepCall(compute, batch, before.random)
+    assert run_again(parts, [plain], before).loss != first

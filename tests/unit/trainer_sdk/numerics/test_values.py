@@ -25,8 +25,9 @@ class Event:
         self.is_over = False
         self.made.append(self)
 
-    def record(self) -> None:
+    def record(self, stream: Any) -> None:
         """The device will come to it."""
+        self.stream = stream
 
     def query(self) -> bool:
         """Whether it has."""
@@ -37,6 +38,7 @@ class Event:
 def device(monkeypatch: pytest.MonkeyPatch) -> None:
     Event.made = []
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
     monkeypatch.setattr(values, "_copied", lambda value: value.detach().clone())
 
 
@@ -50,6 +52,7 @@ def test_values_arrive_in_the_order_of_steps() -> None:
         reader.add(step, on_device(step + 0.5), None, 0.1)
         assert reader.is_late
     assert reader.arrived() == []
+    assert Event.made[0].stream == "stream of cpu"  # of the value's device, not of the present one
     Event.made[1].is_over = True
     assert reader.arrived() == []
     Event.made[0].is_over = True
