@@ -147,6 +147,22 @@ def test_an_operator_s_stop_saves_after_the_same_step(cluster: Cluster) -> None:
     assert len(set(steps(cluster))) == 1
 
 
+def test_a_stop_holds_although_a_rank_is_killed_before_all_have_saved(cluster: Cluster) -> None:
+    """The kill has a verdict of its own: the person who stopped the job did not cause it."""
+    agents = two_nodes(cluster)
+    (cluster.folder / "slow").touch()
+    cluster.api.post(f"jobs/{cluster.job}:stop", {"reason": "enough", "save_first": True})
+    cluster.kill_rank(2, 1)
+    assert [agent.wait(START_WITHIN_S) for agent in agents] == [93, 93]
+    (incident,) = cluster.closed(1)
+    assert (incident["trigger"], incident["outcome"]) == ("rank_exited", "stopped")
+    decided = cluster.until_fact("action_decided")
+    assert (decided["action"], decided["rule"]) == ("stop", "stop.ordered")
+    assert len(cluster.facts("round_formed")) == 1
+    verdict = cluster.until_fact("verdict_reached")
+    assert (verdict["kind"], verdict["culprit_ranks"]) == ("killed", [2])
+
+
 def test_without_a_control_plane_a_node_saves_all_the_same(
     pieces: Pieces, new_cluster: NewCluster, job: str
 ) -> None:

@@ -48,6 +48,7 @@ class Fleet:
         self.rng = random.Random(seed)
         self.of_tests = random.Random(f"network tests {seed}")
         self.of_moves = random.Random(f"moves {seed}")
+        self.of_stops = random.Random(f"stops {seed}")
         self.slow_node = self.of_tests.choice(["", "n0", "n1", "n2"])
         self.now = 0.0
         self.revision = 0
@@ -122,6 +123,8 @@ class Fleet:
             self.later(self.rng.uniform(0, 2), self.boot, f"n{number}")
         for _ in range(self.rng.randint(1, 8)):
             self.at(self.rng.uniform(1, CALM_AFTER_S), self.fault)
+        if self.of_stops.random() < 0.15:
+            self.at(self.of_stops.uniform(3, CALM_AFTER_S), self.stop_job)
         if self.forgets:
             self.at(self.rng.uniform(2, CALM_AFTER_S), self.forget)
         self.at(CALM_AFTER_S, self.calm)
@@ -396,5 +399,7 @@ class Fleet:
             self.later(1.0, self.boot, f"n{number}")
 
     def stop_job(self) -> None:
-        asked = StopJob(job="j", by="ann", reason="enough", save_first=False)
-        self.rng.choice(self.replicas).decide([asked])
+        """A person stops the job, and its ranks may save first."""
+        asked = StopJob(job="j", by="ann", reason="enough", save_first=True)
+        self.of_stops.choice(self.replicas).decide([asked])
+        self.later(self.of_stops.uniform(0, 2), self.fault)

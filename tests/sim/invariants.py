@@ -50,6 +50,8 @@ class Record:
         self._excused: dict[tuple[int, int | None], float] = {}
         self._saves: dict[str, int | None] = {}
         self._stopped: set[int] = set()
+        self._last_round: int | None = None
+        """The round in which a person has stopped the job."""
         self.is_over = False
         self.rounds = 0
         self.excuses = 0
@@ -58,6 +60,7 @@ class Record:
         self.measured = 0
         self.sent_away = 0
         self.moved = 0
+        self.held = 0
         self._nodes: dict[int, str] = {}
         """The holders of the slots of the newest round."""
 
@@ -65,6 +68,7 @@ class Record:
         """The document is lost, with the facts in it: rounds go on that none tells of."""
         self._lost = self._decided.keys() - self._recorded.keys()
         self._round, self._known, self._formed = 0, 0, set()
+        self._last_round = None
         self.is_over = False
 
     def heard(self, order: Order, instance: str) -> None:
@@ -166,6 +170,7 @@ class Record:
                 assert isinstance(fact, RoundEnded)
                 self._ended(fact)
         self._moves(document)
+        self._stops(document)
         slots = [seat.slot for seat in document.seats if seat.slot is not None]
         assert len(slots) == len(set(slots)), f"two holders of a slot: {document.seats}"
         assert document.round >= self._round, "a round number was used again"
@@ -180,6 +185,19 @@ class Record:
         if document.round > self._round and has_formed:
             self._forms(document)
         self._round = document.round
+
+    def _stops(self, document: RoundDocument) -> None:
+        """A stop that was accepted holds, whatever happens while the ranks may save."""
+        if document.planned is not None and document.planned.exit_code is not None:
+            self._last_round = document.round
+        if self._last_round is None:
+            return
+        has_formed = document.phase == "forming" and document.round > self._last_round
+        assert not has_formed, f"round {document.round} formed after the job was stopped"
+        if document.phase == "stopped":
+            assert document.exit_code == 93, f"stopped, and {document.exit_code}"
+            self.held += 1
+            self._last_round = None
 
     def _moves(self, document: RoundDocument) -> None:
         """Ranks that ask for it move to other nodes; that costs no restart but if nothing came."""

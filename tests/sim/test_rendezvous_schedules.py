@@ -35,6 +35,7 @@ def test_a_thousand_schedules(chunk: int) -> None:
     assert sum(fleet.record.measured for fleet in fleets) > 100
     assert sum(fleet.record.sent_away for fleet in fleets) > 5
     assert sum(fleet.record.moved for fleet in fleets) > 5
+    assert sum(fleet.record.held for fleet in fleets) > 5
 
 
 def test_schedules_in_which_the_document_is_lost() -> None:

@@ -107,6 +107,7 @@ def test_without_a_spare_all_save_and_the_allocation_ends_preempted() -> None:
     assert saves(world)[-1].then_leave
     (planned,) = world.of(PreemptionPlanned)
     assert (planned.plan, planned.stop_after_step, planned.nodes) == ("save_and_exit", 13, ("n0",))
+    assert planned.reason.startswith("n0: n0 preempted; "), "its agent speaks of `this node`"
     world.leave("n0", "preempted", exit_code=91)
     assert world.doc.phase == "running", "n1 still saves"
     assert not any(isinstance(order, StopRanks) for _, order in world.orders)

@@ -5,7 +5,7 @@ step of its ranks and how long a step takes, and the furthest rank decides. Orde
 until the round ends, so that a lost order is late, never missed.
 """
 
-from math import floor
+from math import floor, inf
 
 from msgspec.structs import replace
 
@@ -37,7 +37,8 @@ def ask(
     if before is not None and before.then_stop >= then_stop:
         if within_s is not None:
             within_s = min(within_s, before.within_s or within_s)
-            batch.state.set(saving=replace(before, within_s=within_s))
+            occasion = occasion if occasion == "preemption" else before.occasion
+            batch.state.set(saving=replace(before, within_s=within_s, occasion=occasion))
         return
     saving = AgreedSave(
         id=batch.now.new_id(),
@@ -115,9 +116,37 @@ def all_ended(batch: Batch) -> bool:
 
 
 def plan_end(batch: Batch, planned: PlannedEnd) -> None:
-    """End the round as planned once its ranks have saved, or their time is over."""
+    """Plan the end of the round once its ranks have saved, or their time is over.
+
+    Of two plans a stop of the job holds, then an earlier plan before a preemption, then the newer
+    plan; the shorter time holds in each case.
+    """
+    before, within_s = batch.state.doc.planned, time_left(batch, planned.within_s)
+    if before is not None and planned.exit_code is None:
+        is_stronger = before.exit_code is not None or planned.cause == "preempted"
+        planned = before if is_stronger else planned
     batch.timers.clear("planned", batch.state.doc.round)
-    batch.state.set(planned=planned)
+    batch.state.set(planned=replace(planned, within_s=within_s))
+
+
+def time_left(batch: Batch, within_s: float) -> float:
+    """Return how long the ranks have to save: `within_s`, or less if that was planned before."""
+    doc = batch.state.doc
+    if doc.planned is None:
+        return within_s
+    batch.timers.start("planned", doc.round)
+    left_s = doc.planned.within_s - batch.timers.elapsed("planned", doc.round)
+    return max(min(left_s, within_s), 0.0)
+
+
+def overruled(batch: Batch) -> str:
+    """Return why no round can follow this one, whatever else is ordered; empty if one can."""
+    saving, stop = batch.state.doc.saving, batch.state.ordered_stop
+    if stop is not None:
+        return f"{stop[1]}, and its agents exit with {stop[0]}"
+    if saving is not None and saving.then_leave:
+        return f"all nodes leave: {saving.reason}; the job continues when its agents start again"
+    return ""
 
 
 def end_after_save(batch: Batch, planned: PlannedEnd) -> None:
@@ -151,8 +180,7 @@ def settle(batch: Batch) -> None:
     if doc.phase not in {"forming", "running"}:
         return
     if doc.planned is not None:
-        batch.timers.start("planned", doc.round)
-        left_s = doc.planned.within_s - batch.timers.elapsed("planned", doc.round)
+        left_s = time_left(batch, inf)
         if left_s <= 0:
             _end(batch, doc.planned)
             return
@@ -189,7 +217,11 @@ def _order(batch: Batch, saving: AgreedSave) -> None:
 
 
 def _end(batch: Batch, planned: PlannedEnd) -> None:
+    saving = batch.state.doc.saving
     batch.timers.clear("planned", batch.state.doc.round)
+    if planned.exit_code is None and saving is not None and saving.then_leave:
+        end_preempted(batch, f"{planned.reason}; all nodes leave: {saving.reason}")
+        return
     end_round(batch, Sign(known_cause(planned.cause), planned.reason, node=planned.node))
     if planned.exit_code is not None:
         end_job(batch, "stopped", planned.exit_code, planned.reason)

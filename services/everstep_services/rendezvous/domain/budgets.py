@@ -10,6 +10,7 @@ from everstep_services.rendezvous.settings import RendezvousSettings
 HOUR_S = 3600.0
 CANNOT_START = "stop.script_cannot_start"
 MOVE, STOP = "restart.elsewhere", "stop.asked"
+ORDERED = "stop.ordered"
 ASKS = frozenset({"move", "stop"})
 """What a rank may ask for by its exit code; any other word asks for nothing."""
 
@@ -97,6 +98,8 @@ class RestartRules:
     may_stop_start: bool = False
     """Whether to stop for a script that cannot start."""
     is_braked: bool = False
+    stop_ordered: str = ""
+    """Who stopped the job before its round ended, and why."""
 
 
 def judge(failure: RoundFailure, past: RestartHistory, rules: RestartRules) -> RestartDecision:
@@ -109,11 +112,12 @@ def judge(failure: RoundFailure, past: RestartHistory, rules: RestartRules) -> R
     budgets = _budgets(past, rules.spec)
     unspent = replace(past, restarts=before.restarts, recent=before.recent)
     left = _not_below_zero(_budgets(unspent, rules.spec))  # a stop costs no restart
-    if failure.asks == "stop":
-        reason = "a rank rejects its result, and a restart would not mend it"
+    if rules.stop_ordered or failure.asks == "stop":
+        reason = rules.stop_ordered or "a rank rejects its result, and a restart would not mend it"
         other = (Option(action="restart", rejected=reason),)
+        rule = ORDERED if rules.stop_ordered else STOP
         return RestartDecision(
-            "stop", STOP, reason, past, exit_code=93, budgets=left, considered=other
+            "stop", rule, reason, past, exit_code=93, budgets=left, considered=other
         )
     spent = next((budget for budget in budgets if budget.name in _HARD and budget.left < 0), None)
     if failure.is_counted and spent is not None:

@@ -30,7 +30,10 @@ _ENDS_WITH: dict[str, AllocationEnd] = {
 
 
 def end_round(batch: Batch, sign: Sign) -> None:
-    """End the round on every node: its ranks must stop, and another round may follow."""
+    """End the round on every node: its ranks must stop, and another round may follow.
+
+    A stop of the job that was ordered outlives the round, whatever ends it.
+    """
     state, doc = batch.state, batch.state.doc
     if doc.phase == "forming":
         told = f"round {doc.round} was over before all of its ranks ran: {sign.reason}"
@@ -44,7 +47,8 @@ def end_round(batch: Batch, sign: Sign) -> None:
             opened = state.doc.incident
     _say_ended(batch, sign.trigger, sign.reason, opened, sign)
     state.set(stop_order=batch.now.new_id(), end_reason=sign.reason)
-    state.set(planned=None, saving=None, stalls=(), checks=())
+    state.set(planned=doc.planned if state.ordered_stop else None)
+    state.set(saving=None, stalls=(), checks=())
     for seat in state.in_stage(*AT_WORK):
         state.put(with_stage(seat, "stopping" if seat.instance else "gone"))
     batch.enter("ending", sign.reason)
@@ -146,6 +150,10 @@ def _abandoned(batch: Batch, cause: str, reason: str) -> None:
     outcome: IncidentOutcome = "preempted" if cause == "preempted" else "stopped"
     if doc.phase in {"forming", "running"}:
         _say_ended(batch, cause, reason, doc.incident)
+    stop = batch.state.ordered_stop
+    if stop is not None:
+        end_job(batch, "stopped", *stop)
+        return
     incidents.close(batch, outcome, f"no agent is left: {reason}", "other_s")
     _send_away(batch, "stopped", exit_code, f"no agent is left: {reason}")
 

@@ -199,7 +199,7 @@ def _grow(batch: Batch) -> None:
     doc, after_s = batch.state.doc, batch.settings.grow_after_s
     if after_s is None or doc.slots >= doc.spec.nodes_max or not doc.has_stepped:
         return
-    if doc.planned is not None:
+    if doc.planned is not None or agreed_save.overruled(batch):
         return
     if not batch.control.enforces("restart", otherwise=True):  # all ranks of this round live
         return

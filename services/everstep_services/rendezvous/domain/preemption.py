@@ -16,8 +16,9 @@ def preempted(batch: Batch, seat: Seat, report: Report) -> None:
     """Note that a node will leave by itself; until then all ranks may save."""
     if seat.is_leaving or batch.state.doc.phase not in {"forming", "running"}:
         return
-    batch.state.send_away(seat, report.reason)
-    agreed_save.ask(batch, report.reason, "preemption", within_s=report.grace_s, then_stop=True)
+    reason = f"{seat.node}: {report.reason}"
+    batch.state.send_away(seat, reason)
+    agreed_save.ask(batch, reason, "preemption", within_s=report.grace_s, then_stop=True)
 
 
 def settle(batch: Batch) -> None:
@@ -25,6 +26,8 @@ def settle(batch: Batch) -> None:
     doc = batch.state.doc
     save = doc.saving
     if save is None or save.occasion != "preemption" or save.after_step is None or save.then_leave:
+        return
+    if batch.state.ordered_stop is not None:  # all ranks save and end, and no round follows
         return
     leaving = [seat.node for seat in batch.state.members if seat.is_leaving]
     plan, why = _plan(batch, len(leaving))
@@ -48,8 +51,7 @@ def settle(batch: Batch) -> None:
         )  # no step can be agreed on: the round ends when the node leaves
     else:
         batch.state.set(saving=replace(save, plan=plan))
-        if doc.planned is None:
-            agreed_save.plan_end(batch, _end(save.reason, save.within_s, leaving[0]))
+        agreed_save.plan_end(batch, _end(save.reason, save.within_s, leaving[0]))
 
 
 def _end(reason: str, within_s: float | None, node: str) -> PlannedEnd:

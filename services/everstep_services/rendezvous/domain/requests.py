@@ -150,6 +150,8 @@ def _restart(batch: Batch, ask: RestartJob) -> Done:
         return _refused(batch, ask, f"round {ask.round} does not run: {_present(doc)}")
     if why := _strangers(_nodes(batch), ask.without_nodes):
         return _refused(batch, ask, why)
+    if why := agreed_save.overruled(batch):
+        return _refused(batch, ask, f"no round follows round {doc.round}: {why}")
     within_s = _save_time(batch, ask.save_first)
     free = "another round follows, and does not count against the restart budget"
     left = f", without {', '.join(ask.without_nodes)}" if ask.without_nodes else ""
@@ -198,7 +200,9 @@ def _drain(batch: Batch, ask: DrainNode) -> Done:
     if seat.stage not in AT_WORK:
         return _accepted(batch, ask, f"{left}; {rest}")
     within_s = (ask.within_s or 0.0) if batch.state.doc.phase == "running" else 0.0
-    done = _accepted(batch, ask, f"{_ends(batch, within_s)}; {left}; {rest}")
+    within_s = agreed_save.time_left(batch, within_s)
+    left = agreed_save.overruled(batch) or f"{left}; {rest}"
+    done = _accepted(batch, ask, f"{_ends(batch, within_s)}; {left}")
     _end(batch, why, within_s, node=ask.node, cause=_cause(ask))
     return done
 
@@ -235,7 +239,7 @@ def _end(
 def _save_time(batch: Batch, is_wanted: bool) -> float:
     """Return how long the round may continue to save; 0 if none runs."""
     can_save = is_wanted and batch.state.doc.phase == "running"
-    return batch.settings.save_within_s if can_save else 0.0
+    return agreed_save.time_left(batch, batch.settings.save_within_s if can_save else 0.0)
 
 
 def _ends(batch: Batch, within_s: float) -> str:

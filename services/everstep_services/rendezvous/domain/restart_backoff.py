@@ -86,6 +86,7 @@ def _decide(batch: Batch) -> None:
         may_stop=_may_stop(batch, batch.state.doc.spec),
         may_stop_start=batch.control.enforces("stop", otherwise=True),
         is_braked=batch.control.is_braked,
+        stop_ordered=(batch.state.ordered_stop or (0, ""))[1],
     )
     decision = judge(failure, _past(batch), rules)
     _keep(batch, decision)

@@ -114,6 +114,14 @@ class JobState:
             self._holders = None
         self.is_changed = True
 
+    @property
+    def ordered_stop(self) -> tuple[int, str] | None:
+        """The exit code and the reason of a stop of the job that waits for its round to end."""
+        planned = self.doc.planned
+        if planned is None or planned.exit_code is None:
+            return None
+        return planned.exit_code, planned.reason
+
     def seat(self, node: str) -> Seat | None:
         return self._seats.get(node)
 
