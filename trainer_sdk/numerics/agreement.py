@@ -90,7 +90,7 @@ class RankAgreement:
         self._group: Any = None
         if dist.is_available() and dist.is_initialized():
             if dist.get_world_size() > 1:
-                self._group = host_group()
+                self._group = _host_group()
         elif int(environ.get("WORLD_SIZE") or 1) > 1:
             raise RuntimeError(
                 f"WORLD_SIZE is {environ['WORLD_SIZE']}, and this rank has no process group to "
@@ -191,7 +191,7 @@ class _Hop:
         return self._group.recv(self._other.tensors, self._source, self._tag)
 
 
-def host_group() -> Any:
+def _host_group() -> Any:
     """Make a gloo group of all ranks, with the time limit of the training's own group."""
     wait_at_exit()
     limit_ns = group_timeout_ns()

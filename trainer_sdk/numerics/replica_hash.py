@@ -26,9 +26,9 @@ HASH_EVERY = 100
 """Steps between two hashes. A hash takes less than a step, so it costs less than 1 % of them."""
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WORD_BYTES = 8
-_COLUMNS = 1021
-"""Bits that differ in two places cancel out only in the same column: a prime, as faults of memory
-come at distances that are powers of 2."""
+_COLUMNS = 8 * 127
+"""Bits that differ in two places cancel out only in the same column: none at a distance that is a
+power of 2, as faults of memory have it."""
 
 Replicas = tuple[int, ...]
 """Global ranks that should have the same values, in ascending order."""
@@ -275,10 +275,11 @@ def bits_sum(tensor: Tensor) -> Tensor:
     whole = bits.numel() // per_word * per_word
     words = bits[:whole].view(torch.int64)
     rows = words.numel() // _COLUMNS
-    parts = [words[rows * _COLUMNS :], bits[whole:].long()]
+    sums = words[rows * _COLUMNS :]
     if rows:
-        parts.append(words[: rows * _COLUMNS].view(rows, _COLUMNS).sum(0))
-    sums = torch.cat(parts)
+        sums = torch.cat((words[: rows * _COLUMNS].view(rows, _COLUMNS).sum(0), sums))
+    if whole < bits.numel():
+        sums = torch.cat((sums, bits[whole:].long()))
     low, high = _factors(tensor.device)
     # The highest bit times any odd factor is the highest bit: a pair of them would cancel out.
     count = sums.numel()
@@ -288,7 +289,7 @@ def bits_sum(tensor: Tensor) -> Tensor:
 
 @cache
 def _factors(device: torch.device) -> Tensor:
-    """Odd numbers for each column, the words after the last row, and the bytes after them."""
+    """Odd numbers for the columns, the words after the last row, and what is less than a word."""
     dice = torch.Generator().manual_seed(1)
     count = 2 * _COLUMNS + _WORD_BYTES
     factors = torch.randint(-(1 << 62), 1 << 62, (2, count), generator=dice, device="cpu") | 1
