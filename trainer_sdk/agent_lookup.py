@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _HEAD_BYTES = 8 * (layout.PID + 1)
-_ALONE = "no agent watches this process, so its session has no effect; start it with `everstep run`"
+_ALONE = (
+    "no agent watches this process, so its session reports nothing; start it with `everstep run`"
+)
 _OFF = frozenset({"off", "no", "0"})
 
 

@@ -26,13 +26,15 @@ def script(request: pytest.FixtureRequest) -> str:
     return str(SCRIPTS / FRAMEWORKS[request.param])
 
 
-def train(cluster: Cluster, script: str, name: str, **environ: str) -> Path:
-    """Train on two ranks to the last step; returns the folder of the training."""
+def train(
+    cluster: Cluster, script: str, name: str, *, steps: int = STEPS, code: int = 0, **environ: str
+) -> Path:
+    """Train on two ranks to the end; returns the folder of the training."""
     folder = cluster.folder / name
     folder.mkdir()
-    arguments = ("--nproc-per-node", "2", script, str(folder), str(STEPS))
+    arguments = ("--nproc-per-node", "2", script, str(folder), str(steps))
     agent = cluster.run(*arguments, **environ)
-    assert agent.wait(WITHIN_S) == 0
+    assert agent.wait(WITHIN_S) == code
     return folder
 
 
@@ -54,6 +56,25 @@ def test_a_nan_is_found_and_recorded_and_the_training_goes_on(
     assert suspected["step"] - NAN_AT in (0, 1)  # values may arrive with the next step
     assert [*losses(folder)] == [1]
     assert cluster.facts("numerics_acted") == []
+
+
+def test_replicas_that_differ_stop_the_job(cluster: Cluster, script: str) -> None:
+    """A rank has changed a parameter alone; they are compared at step 100."""
+    train(cluster, script, "differ", steps=115, code=93, SPOILED="20", REPLICA="stop")
+    judged = cluster.until_fact("numerics_judged")
+    assert (judged["kind"], judged["ranks"]) == ("replica_differs", [0, 1])
+    assert judged["group"].endswith("linear.weight")
+    acted = cluster.until_fact("numerics_acted")
+    assert (acted["action"], acted["outcome"]) == ("stop", "done")
+    assert cluster.until_fact("job_ended")["state"] == "stopped"
+
+
+def test_replicas_that_differ_lead_back_to_equal_ones(cluster: Cluster, script: str) -> None:
+    """They were equal at step 100, and differ at 200: checkpoints since then are left out."""
+    folder = train(cluster, script, "back", steps=215, SPOILED="150", REPLICA="rollback")
+    acted = cluster.until_fact("numerics_acted")
+    assert (acted["action"], acted["outcome"]) == ("rollback", "done")
+    assert min(losses(folder)[2]) == 91
 
 
 def test_a_spike_is_gone_back_over_and_its_data_are_skipped(cluster: Cluster, script: str) -> None:

@@ -209,6 +209,13 @@ class LightningCallback(Callback):  # type: ignore[misc]  # untyped where it is 
             self._run.session.trace_kernels()
 
     @harmless
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Have the epoch validated at its end."""
+        del pl_module
+        if self._numerics is not None:
+            self._numerics.begin_epoch(trainer)
+
+    @harmless
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:

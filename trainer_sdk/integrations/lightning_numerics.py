@@ -62,6 +62,13 @@ class LightningNumerics:
         self._used = _used(trainer)
         if self._batches is not None:
             self._batches.begin(trainer.fit_loop._data_fetcher)  # noqa: SLF001 - see there
+        self.begin_epoch(trainer)  # Lightning does not tell of one that it resumes in its middle
+
+    def begin_epoch(self, trainer: Any) -> None:
+        """Have an epoch validated at its end, although some of its batches are skipped."""
+        is_at_end = trainer.val_check_interval == 1.0 and trainer.check_val_every_n_epoch
+        if is_at_end and self._batches is not None and trainer.val_check_batch != float("inf"):
+            trainer.val_check_batch = max(len(self._batches), 1)
 
     def batch(self, trainer: Any, outputs: Any) -> None:
         """Look at a step, if this batch has ended it."""

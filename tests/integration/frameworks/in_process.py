@@ -69,6 +69,7 @@ def train_with_lightning(
     accumulated: int = 1,
     *,
     scale: float = 1.0,
+    validated: list[int] | None = None,
 ) -> None:
     lightning = pytest.importorskip("lightning.pytorch")
     from trainer_sdk.integrations.lightning import (
@@ -85,6 +86,10 @@ def train_with_lightning(
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return self.toy(batch, torch.zeros(1))["loss"]
 
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            if validated is not None:
+                validated.append(self.trainer.global_step)
+
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=1e-5)
 
@@ -100,11 +105,14 @@ def train_with_lightning(
         ],
         plugins=[LightningCheckpointIO()],
         logger=False,
+        num_sanity_val_steps=0,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
     data: Any = [torch.tensor([at * scale]) for at in range(EPOCH)]
-    trainer.fit(Module(), DataLoader(data, batch_size=1), ckpt_path=newest_for_all(folder))
+    others = None if validated is None else DataLoader(data[:1])
+    start = newest_for_all(folder)
+    trainer.fit(Module(), DataLoader(data, batch_size=1), others, ckpt_path=start)
     assert trainer.global_step == steps
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.frameworks.in_process import EPOCH, TRAININGS
+from tests.integration.frameworks.in_process import EPOCH, TRAININGS, train_with_lightning
 from trainer_sdk import testing
 from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.storage import storage_for
@@ -62,6 +62,17 @@ def test_skipped_data_are_passed_over_in_each_epoch_and_after_each_resume(
     for stop in stops:
         TRAININGS[framework](tmp_path, stop, used, accumulated)
     assert used == [sample for step in kept[: stops[-1]] for sample in step]
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning warns of itself
+def test_lightning_validates_an_epoch_without_its_skipped_data(tmp_path: Path) -> None:
+    """Also one that is resumed in its middle; its last batch is among the skipped ones."""
+    skip(tmp_path, (1, 2), (EPOCH + 8, 2 * EPOCH))
+    used: list[int] = []
+    validated: list[int] = []
+    for stop in (4, 3 * EPOCH - 4):
+        train_with_lightning(tmp_path, stop, used, validated=validated)
+    assert validated == [EPOCH - 1, EPOCH - 1 + 8, 3 * EPOCH - 4]
 
 
 def batches_of(step: int, accumulated: int) -> int:

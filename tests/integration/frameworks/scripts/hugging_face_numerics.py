@@ -1,6 +1,7 @@
 """Trains on poisoned data with Hugging Face's Trainer: `hugging_face_numerics.py FOLDER STEPS`.
 
-`POLICY` is what is done about an unexpected result.
+`POLICY` is what is done about an unexpected result, and `REPLICA` about replicas that differ: they
+do after step `SPOILED`. Each step has `ACCUMULATED` batches.
 """
 
 import os
@@ -40,6 +41,15 @@ class InOrder(Trainer):  # type: ignore[misc]
         return SequentialSampler(train_dataset or self.train_dataset)
 
 
+class Spoiling(TrainerCallback):  # type: ignore[misc]
+    """Changes a parameter of the second rank alone."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        if args.process_index == 1 and str(state.global_step) == os.environ.get("SPOILED"):
+            with torch.no_grad():
+                model.linear.weight += 0.01
+
+
 class Losses(TrainerCallback):  # type: ignore[misc]
     """Notes the loss of each step."""
 
@@ -54,6 +64,7 @@ class Losses(TrainerCallback):  # type: ignore[misc]
 
 def main(folder: Path, steps: int) -> None:
     torch.set_num_threads(1)
+    accumulated = int(os.environ.get("ACCUMULATED", "1"))
     arguments = TrainingArguments(
         output_dir=str(folder / "checkpoints"),
         max_steps=steps,
@@ -63,18 +74,20 @@ def main(folder: Path, steps: int) -> None:
         learning_rate=0.02,
         lr_scheduler_type="constant",
         per_device_train_batch_size=BATCH,
+        gradient_accumulation_steps=accumulated,
         use_cpu=True,
         ddp_backend="gloo",
         report_to=[],
         disable_tqdm=True,
         dataloader_pin_memory=False,
     )
-    policy = NumericsPolicy(unexpected=os.environ.get("POLICY", "observe"))  # type: ignore[arg-type]
+    unexpected, replica = (os.environ.get(name, "observe") for name in ("POLICY", "REPLICA"))
+    policy = NumericsPolicy(unexpected=unexpected, replica=replica)  # type: ignore[arg-type]
     trainer = InOrder(
         model=Toy(),
         args=arguments,
-        train_dataset=samples(steps + 20, BATCH * int(os.environ["WORLD_SIZE"])),
-        callbacks=[HuggingFaceCallback(numerics=policy), Losses(folder)],
+        train_dataset=samples(steps + 20, accumulated * BATCH * int(os.environ["WORLD_SIZE"])),
+        callbacks=[HuggingFaceCallback(numerics=policy), Spoiling(), Losses(folder)],
     )
     start = newest_for_all(arguments.output_dir)
     print("resumes from", start)

@@ -1,6 +1,7 @@
 """Trains on poisoned data with Lightning: `lightning_numerics.py FOLDER STEPS`.
 
-`POLICY` is what is done about an unexpected result.
+`POLICY` is what is done about an unexpected result, and `REPLICA` about replicas that differ: they
+do after step `SPOILED`. With `SHARDED`, each rank has a part of the parameters.
 """
 
 import os
@@ -11,6 +12,8 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, DistributedSampler
 
 from tests.integration.frameworks.scripts.poisoned import FEATURES, samples
@@ -43,8 +46,21 @@ class Toy(LightningModule):  # type: ignore[misc]
         norms = [torch.linalg.vector_norm(parameter.grad) for parameter in self.parameters()]
         self.log("grad_norm", torch.linalg.vector_norm(torch.stack(norms)))
 
+    def configure_model(self) -> None:
+        if "SHARDED" in os.environ:
+            fully_shard(self.linear, mesh=self.device_mesh["data_parallel"])
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=0.02)
+
+
+class Spoiling(Callback):  # type: ignore[misc]
+    """Changes a parameter of the second rank alone."""
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *_: Any) -> None:
+        if trainer.global_rank == 1 and str(trainer.global_step) == os.environ.get("SPOILED"):
+            with torch.no_grad():
+                pl_module.linear.weight += 0.01
 
 
 class Losses(Callback):  # type: ignore[misc]
@@ -63,13 +79,18 @@ class Losses(Callback):  # type: ignore[misc]
 def main(folder: Path, steps: int) -> None:
     torch.set_num_threads(1)
     ranks = int(os.environ["WORLD_SIZE"])
-    policy = NumericsPolicy(unexpected=os.environ.get("POLICY", "observe"))  # type: ignore[arg-type]
+    unexpected, replica = (os.environ.get(name, "observe") for name in ("POLICY", "REPLICA"))
+    policy = NumericsPolicy(unexpected=unexpected, replica=replica)  # type: ignore[arg-type]
     trainer = Trainer(
         accelerator="cpu",
         devices=ranks,
+        strategy=ModelParallelStrategy(save_distributed_checkpoint=False)
+        if "SHARDED" in os.environ
+        else "auto",
         max_steps=steps,
         callbacks=[
             LightningCallback(numerics=policy, dirpath=folder / "checkpoints"),
+            Spoiling(),
             Losses(folder),
             ModelCheckpoint(folder / "checkpoints", every_n_train_steps=EVERY, save_top_k=-1),
         ],

@@ -18,10 +18,12 @@ from torchtitan.components.dataloader import ParallelAwareDataloader
 from tests.integration.frameworks.scripts.titan import Part
 from trainer_sdk import testing
 from trainer_sdk.integrations.torchtitan import TitanCheckpointManager
+from trainer_sdk.integrations.torchtitan_numerics import NUMERICS
 from trainer_sdk.numerics import NumericsPolicy
 from trainer_sdk.numerics.rollback import RestartNeededError
 
 STEPS, BROKEN, EVERY, PER_STEP = 80, 120, 10, 2
+SKIP = NumericsPolicy(unexpected="skip")
 
 
 class Counting(IterableDataset[Any]):
@@ -52,7 +54,7 @@ class Metrics:
 class Training(Part):
     """What torchtitan's trainer does around its checkpoint manager."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, numerics: NumericsPolicy | None = SKIP) -> None:
         super().__init__()
         self.metrics_processor = Metrics()
         self.used: list[int] = []
@@ -64,7 +66,7 @@ class Training(Part):
                 folder="checkpoint",
                 keep_latest_k=0,
                 last_save_model_only=False,
-                numerics=NumericsPolicy(unexpected="skip"),
+                numerics=numerics,
             ),
             dataloader=self.loader,
             model_parts=[torch.nn.Linear(1, 1)],
@@ -108,6 +110,13 @@ def main(folder: Path) -> None:
     third = Training(folder)
     third.manager.load()
     assert (third.step, third.loader.dataset.at) == (STEPS, count + end - begin)
+    kept, restored = (part.manager.states[NUMERICS].state_dict() for part in (second, third))
+    assert kept == restored
+    assert "distances" in kept["rank-0-of-1"]
+    Training(folder / "plain", numerics=None).train()
+    after = Training(folder / "plain")
+    after.manager.load()
+    assert after.step == STEPS
 
 
 if __name__ == "__main__":
