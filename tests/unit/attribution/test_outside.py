@@ -146,6 +146,32 @@ async def test_ends_after_a_persons_request_are_told_as_ordered(action: str) -> 
     assert found.confidence > 0.8
 
 
+@pytest.mark.parametrize("action", ["stop_job", "drain_node", "restart_job"])
+async def test_a_failure_while_ranks_save_for_an_order_is_not_put_down_to_the_person(
+    action: str,
+) -> None:
+    """An order lets ranks save, and signals none before their round is over."""
+    asked = OperatorActed(
+        **{**about(id="asked"), "at": NOON - timedelta(seconds=1)}, by="ann", action=action,
+        target="n0" if action == "drain_node" else "", outcome="accepted", reason="enough",
+    )  # fmt: skip
+    peer = exited(0, error=error("RuntimeError", "Connection closed by peer [10.0.0.3]:4711"))
+    for signal, kind in (("SIGKILL", "killed"), ("SIGSEGV", "segfault")):
+        killed = exited(3, how="signal", exit_code=None, signal=signal)
+        found_case = cases_of(formed(), asked, killed, peer, opened()).case("i")
+        assert found_case is not None
+        found = await judged(in_time(found_case))
+        assert (found.kind, found.ranks) == (kind, (3,))
+        assert "ann" not in found.reason
+    loss = {**about(id="lost"), "at": NOON}
+    lost = NodeLost(**loss, node="n1", silence_s=9.0, limit_s=8.0, reason="n1 is silent")
+    shown = opened(trigger="node_lost", node="n1", trigger_fact="lost", reason="n1 is silent")
+    found_case = cases_of(formed(), asked, lost, peer, shown).case("i")
+    assert found_case is not None
+    found = await judged(in_time(found_case))
+    assert (found.kind, found.nodes) == ("node_lost", ("n1",))
+
+
 async def test_the_drain_of_a_spare_explains_no_loss_of_another_node() -> None:
     given = {**about(id="asked"), "at": NOON - timedelta(seconds=50)}
     asked = OperatorActed(

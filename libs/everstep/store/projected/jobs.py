@@ -22,10 +22,7 @@ JOBS = ProjectedTable(
     columns={
         **least(int="first_n opened_n started_us", bool="is_counted_anew"),
         **greatest(
-            int=(
-                "last_n updated_us round phase_order restarts world_size last_step stepped_us "
-                "total_steps"
-            ),
+            int=("last_n updated_us round phase_order restarts last_step stepped_us total_steps"),
             text="user version begun_fact",
         ),
         **total(
@@ -41,6 +38,7 @@ JOBS = ProjectedTable(
             text="name config_fingerprint",
             json="labels command",
         ),
+        **led_by("formed_fact", text="formed_fact", int="world_size"),
         **led_by("budgets_n", int="budgets_n", json="budgets"),
         **led_by(
             "ended_fact",

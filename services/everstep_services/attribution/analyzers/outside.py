@@ -14,6 +14,8 @@ _SURE = 0.97
 _PERHAPS = 0.5
 _ORDERED = 0.9
 """A person ended the ranks before anything else was heard of them."""
+_POLITE = frozenset({None, "SIGTERM", "SIGINT"})
+"""What an order sends to ranks of a round that has not ended: most let them save first."""
 _SOON_S = 10.0
 """A fault that happens once shows within this time; a lasting one, this long after its end."""
 _RAISED = "InjectedError"
@@ -65,9 +67,11 @@ def _preempted(case: Case, act: OutsideAct, *, is_trigger: bool) -> Claim:
 
 
 def _ordered(case: Case, act: OutsideAct, *, is_trigger: bool) -> Claim:
-    """What a person asked for: it ended the ranks, if none had ended before."""
+    """What a person asked for: it ended the ranks, if none had ended before, or was killed."""
     ends = [end.raised_at or end.at for end in first_ends(case)]
     is_first = act.at is not None and bool(ends) and act.at <= min(ends)
+    if act.act != "interrupt":
+        is_first = is_first and {end.signal for end in first_ends(case)} <= _POLITE
     if act.act == "interrupt":
         says = f"{act.node or act.by} was interrupted, as by Ctrl-C: {clean(act.reason)}"
     else:

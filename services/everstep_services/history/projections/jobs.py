@@ -68,7 +68,8 @@ def _round_waiting(changes: Changes, entry: LoggedFact, fact: RoundWaiting) -> N
 
 def _round_formed(changes: Changes, entry: LoggedFact, fact: RoundFormed) -> None:
     _phase(changes, fact, FORMED)
-    changes.merge(JOBS, (fact.job,), rounds=1, restarts=fact.restarts, world_size=fact.world_size)
+    size = fields_of(entry, JOBS, "formed_fact")
+    changes.merge(JOBS, (fact.job,), rounds=1, restarts=fact.restarts, **size)
     changes.merge(ALLOCATIONS, (fact.job, fact.allocation), first_n=entry.n, rounds=1)
     values = fields_of(
         entry,
