@@ -47,4 +47,7 @@ def drawn(seed: int, shape: tuple[int, int, int], fault: str | None = None) -> D
     tp, pp, dp = shape
     last = pp - 1 if name == "wrong_peer" else pp  # the last stage sends to nobody
     rank = dice.randrange(tp * dp * last)
-    return Drawn(name, rank, dice.randint(2, 5), dice.randrange(2))
+    step, micro_batch = dice.randint(2, 5), dice.randrange(2)
+    if name == "skips_sample" and rank < tp * dp:
+        micro_batch = 1  # a rank of the first stage that leaves out a whole step hangs nowhere
+    return Drawn(name, rank, step, micro_batch)

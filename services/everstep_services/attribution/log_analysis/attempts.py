@@ -204,9 +204,10 @@ class Attempt:
     @property
     def settled(self) -> "Attempt":
         """The attempt with all that its repeated runs report."""
-        runs = [*self.repeats.items()]
-        self.repeats.clear()
-        for run, (times, first, last) in runs:
+        if not self.repeats:
+            return self
+        runs, self.repeats = self.repeats, {}
+        for run, (times, first, last) in runs.items():
             for there, number in ((first, 1), (last, times - 1)):
                 for effect in run.effects if number else ():
                     self.add(effect, there, number)

@@ -92,6 +92,8 @@ class RepeatedBlocks:
 
     def find_run(self, lines: Sequence[bytes], at: int) -> RepeatedBlock | None:
         """The run that begins at a line, if it is known."""
+        if not self._runs:
+            return None
         for run in self._runs.get(b"\n".join(lines[at : at + _LEAST_OF_RUN]), ()):
             size = len(run.lines)
             ends = lines[at + size // 2 : at + size : max(1, size // 2 - 1)]  # few, at first
