@@ -61,6 +61,7 @@ async def test_a_rank_that_its_own_monitor_ended_has_stood_still(
     found = await judged(replace(of, **{"stalls" if is_fatal else "warned_stalls": (stall,)}))
     assert (found.cause, found.ranks) == ("unknown", (1,))
     assert "rank 1 (n0) stood still for 40 s, so the monitor of its in-process" in found.reason
+    assert found.evidence[0][0].strength == 0.85
     found = await judged(of)
     assert "stood still" not in found.reason
     again = replace(of, ends=(), stalls=(stall,), trigger="restarted_in_process", rank=1)

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from everstep.messages import NodeSign, OutsideAct
+from everstep.messages import NodeSign, OutsideAct, Stall
 from tests.unit.attribution.cases import NOON, case, end, lost_peer, raised
 from tests.unit.attribution.test_ends import judged
 
@@ -111,3 +111,17 @@ async def test_ranks_whose_warden_was_killed_are_told_as_that() -> None:
     assert "it was killed by SIGKILL; its log is w; ranks 2, 3 ended with it" in found.reason
     assert "rank 0 failed only because of that" in found.reason
     assert not found.is_inconclusive
+
+
+async def test_a_node_whose_agent_was_paused_is_no_culprit_of_a_stall() -> None:
+    """One of its ranks stood still, and the other one only waited for that (A4.6)."""
+    back = replace(sign("n1", "returned"), cause="paused")
+    stall = Stall(
+        rank=3, node="n1", round=1, fact="s3", waited_s=9, limit_s=9, phase="step",
+        process_state="T", blocked_in="it is stopped", is_waiting_for_ranks=False,
+    )  # fmt: skip
+    waits = replace(stall, process_state="S", is_waiting_for_ranks=True)
+    stalls = (stall, *(replace(waits, rank=rank, fact=f"s{rank}") for rank in range(3)))
+    of = case(trigger="rank_stalled", rank=3, stalls=stalls)
+    found = await judged(replace(of, nodes=(sign("n1", "lost"), back)))
+    assert (found.kind, found.ranks, found.nodes) == ("stopped_process", (3,), ())

@@ -187,7 +187,8 @@ class StallFacts:
                 **self._records.of_rank(order, rank), waited_s=round(stalled.waited_s, 3),
                 limit_s=place.limit.s, limit_source=place.limit.source, phase=place.phase,
                 signal=place.signal, section=place.section, step=place.step, pid=place.pid,
-                blocked_in=process.text, process_state=process.letter, is_fatal=self._is_fatal,
+                blocked_in=process.text, process_state=process.letter,
+                is_fatal=self._is_fatal and place.signal != BY_MONITOR,
                 limit_name=place.limit.name, limit_origin=place.limit.origin,
                 is_waiting_for_ranks=process.is_waiting_for_ranks,
             )  # fmt: skip
@@ -256,6 +257,9 @@ class StallRecorder(StallFacts):
         )  # fmt: skip
 
     def _found(self, fact: RankStalled, stalled: Stalled, process: ProcessState) -> None:
+        if fact.signal == BY_MONITOR:  # its end will end the round, unless it restarts
+            self._do([actions.ShowLine(stall_sentence(stalled, process), is_warning=True)])
+            return
         acts = self._agent.rank_stalled(
             fact.rank, stall_sentence(stalled, process), stalled.waited_s, fact.id,
             self._clock.now(), stalled.place.entered_in,
@@ -270,6 +274,9 @@ class StallRecorder(StallFacts):
 
     def _recovered(self, fact: RankRecovered, moving: Moving) -> None:
         reason = f"rank {fact.rank} moves again after {time_text(moving.stalled_s)}"
+        if moving.stalled.place.signal == BY_MONITOR:
+            self._do([actions.ShowLine(reason)])
+            return
         self._do(self._agent.rank_moves(fact.rank, reason, fact.id))
 
 

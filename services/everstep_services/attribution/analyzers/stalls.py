@@ -30,8 +30,8 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
     warned = _warned(incident.case)
     case = replace(incident.case, stalls=(*incident.case.stalls, *warned))
     ranks = {stall.rank for stall in warned if stall.fact != case.trigger_fact}
-    claims = [*_monitored(incident.case), *_located(case), *_elsewhere(case), *_stalled(case)]
-    return [
+    claims = [*_located(case), *_elsewhere(case), *_stalled(case)]
+    return list(_monitored(incident.case)) + [
         replace(claim, strength=_OF_WARNED * claim.strength)
         if claim.ranks and ranks >= {*claim.ranks}
         else claim
