@@ -33,3 +33,7 @@ def test_a_training_goes_back_and_passes_over_the_same_data(
     acted = cluster.until_fact("numerics_acted")
     assert (acted["action"], acted["outcome"]) == ("skip", "done")
     assert (acted["samples_from"], acted["samples_to"]) == (56, 64)
+    incident = cluster.own_incident()
+    assert (incident["trigger"], incident["outcome"]) == ("numerics", "recovered")
+    assert incident["next_round"] == rounds
+    assert incident["lost_steps"] == cluster.state()["lost_steps"] == 1

@@ -111,6 +111,12 @@ def test_steps_that_a_training_goes_back_over_are_lost() -> None:
     assert row(JOBS, ("j",), *acts)["lost_steps"] == 14
 
 
+def test_an_incident_that_is_part_of_another_one_does_not_count() -> None:
+    opened = [make("incident_opened", job="j", incident=incident) for incident in "ab"]
+    merged = make("incident_closed", job="j", incident="a", outcome="merged", merged_into="b")
+    assert row(JOBS, ("j",), *opened, merged)["incidents"] == 1
+
+
 def test_a_fact_about_the_cluster_makes_no_job() -> None:
     tables = tables_of([[make("node_lost", job="_cluster", round=None)]])
     assert (tables["jobs"], list(tables["nodes"])) == ({}, [("node-07",)])

@@ -92,6 +92,8 @@ def _closed(changes: Changes, entry: LoggedFact, fact: IncidentClosed) -> None:
         order = f"1/{fact.id}"
         cause = fields_of(entry, INCIDENTS, "cause_order", cause_order=order, reason=fact.cause)
         _about(changes, entry, fact, **cause)
+    if fact.outcome == "merged":  # the other one counts for both
+        changes.merge(JOBS, (fact.job,), incidents=-1)
     if fact.outcome == "recovered" and fact.lost_steps is None:
         changes.merge(JOBS, (fact.job,), unknown_losses=1)
     ledger = {**msgspec.structs.asdict(fact.ledger), "wall_s": fact.ledger.wall_s}
