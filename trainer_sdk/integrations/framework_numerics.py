@@ -51,15 +51,12 @@ def _until_an_error(method: Method) -> Method:
 class FrameworkNumerics:
     """Looks at each step of a framework, and acts as the policy says; all ranks make its calls.
 
-    `settle` waits until all checkpoints so far have their seals.
+    The class of a framework finds out what a step has computed, and from which data.
     """
 
-    def __init__(
-        self, run: FrameworkSession, policy: NumericsPolicy, settle: Callable[[], None]
-    ) -> None:
+    def __init__(self, run: FrameworkSession, policy: NumericsPolicy) -> None:
         self._run = run
         self._policy = policy
-        self._settle = settle
         self._data = _UsedData()
         self._rollback: _RestartRollback | None = None
         self._numerics: Numerics | None = None
@@ -71,17 +68,20 @@ class FrameworkNumerics:
         """The numbers of the data that nobody trains on, in order."""
         return merged(self._rollback.skips.spans) if self._rollback is not None else ()
 
+    def settle(self) -> None:
+        """Wait until all checkpoints so far have their seals."""
+
     def open(self, root: str, sealed: Names | None = None) -> None:
         """Read what earlier rounds have decided; all ranks call it, before they load a state."""
         if self._rollback is not None:
             return
         try:
-            self._rollback = _RestartRollback(self._run.session, root, sealed, self._settle)
+            self._rollback = _RestartRollback(self._run.session, root, sealed, self.settle)
         except NoGroupError as error:
             self._turn_off(error)
 
     @_until_an_error
-    def step(
+    def look(
         self,
         step: int,
         state: MutableMapping[str, Any],

@@ -26,13 +26,14 @@ from trainer_sdk.integrations.skipped_data import (
 from trainer_sdk.numerics.policy import NumericsPolicy
 
 
-class TrainerNumerics:
+class TrainerNumerics(FrameworkNumerics):
     """The numerics of one `Trainer`."""
 
     def __init__(
         self, run: FrameworkSession, policy: NumericsPolicy, settle: Callable[[], None]
     ) -> None:
-        self._numerics = FrameworkNumerics(run, policy, settle)
+        super().__init__(run, policy)
+        self._settle = settle
         self._trainer: Any = None
         self._loss: Any = None
         self._norm: Any = None
@@ -45,7 +46,7 @@ class TrainerNumerics:
     @contextmanager
     def follow(self, trainer: Any) -> Iterator[None]:
         """Follow the loop of a `Trainer` in this block."""
-        self._numerics.open(trainer.args.output_dir, ("checkpoint-", ""))
+        self.open(trainer.args.output_dir, ("checkpoint-", ""))
         self._trainer = trainer
         followed: dict[str, Callable[..., Any]] = {
             "set_initial_training_values": self._epochs,
@@ -66,9 +67,9 @@ class TrainerNumerics:
     def step(self, step: int) -> None:
         """Look at a finished step."""
         loss, self._loss, norm, self._norm = self._loss, None, self._norm, None
-        number = number_after(step - 1, self._numerics.spans)
+        number = number_after(step - 1, self.spans)
         state = {"model": self._trainer.model_wrapped, "scaler": self._trainer.accelerator.scaler}
-        self._numerics.step(
+        self.look(
             step,
             {name: part for name, part in state.items() if part is not None},
             loss=loss,
@@ -77,20 +78,20 @@ class TrainerNumerics:
             data=(number, number + 1) if self._has_order else None,
         )
 
-    def finish(self) -> None:
-        """Decide on the last steps."""
-        self._numerics.finish()
+    def settle(self) -> None:
+        """Wait until all checkpoints so far have their seals."""
+        self._settle()
 
     def save(self, folder: str, rank: int) -> None:
         """Write this rank's statistics into a checkpoint; ranks that have no part in it do not."""
         if os.path.isdir(folder):
             with open(_place(folder, rank), "wb") as file:
-                file.write(msgspec.json.encode(self._numerics.state_dict()))
+                file.write(msgspec.json.encode(self.state_dict()))
 
     def _load(self, folder: str, rank: int) -> None:
         with contextlib.suppress(FileNotFoundError):
             state = msgspec.json.decode(read_regular(_place(folder, rank)), type=dict[str, str])
-            self._numerics.load_state_dict(state)
+            self.load_state_dict(state)
 
     def _training_step(self, trainer: Any, plain: Any, *given: Any, **named: Any) -> Any:
         self._rate = trainer.optimizer.param_groups[0].get("lr")
@@ -106,8 +107,8 @@ class TrainerNumerics:
     def _epochs(self, trainer: Any, plain: Any, *given: Any, **named: Any) -> Any:
         """As many epochs as `max_steps` needs without the skipped data."""
         epochs, per_epoch, *others = plain(*given, **named)
-        if trainer.args.max_steps > 0 and self._numerics.spans:
-            last = number_after(trainer.args.max_steps - 1, self._numerics.spans)
+        if trainer.args.max_steps > 0 and self.spans:
+            last = number_after(trainer.args.max_steps - 1, self.spans)
             epochs = max(epochs, last // per_epoch + 1)
         return epochs, per_epoch, *others
 
@@ -125,7 +126,7 @@ class TrainerNumerics:
         place: tuple[int, int] = plain(max_steps, per_epoch, epochs, checkpoint, *given)
         if checkpoint is not None:
             self._load(checkpoint, trainer.args.process_index)
-        spans, used = self._numerics.spans, trainer.state.global_step
+        spans, used = self.spans, trainer.state.global_step
         if not spans or not used or trainer.args.ignore_data_skip:
             return place
         epoch = number_after(used, spans) // per_epoch
@@ -137,7 +138,7 @@ class TrainerNumerics:
         per_epoch, batches = named["num_update_steps_per_epoch"], named["steps_in_epoch"]
         accumulated = trainer.args.gradient_accumulation_steps
         self._first = named["epoch"] * per_epoch
-        end, spans = self._first + per_epoch, self._numerics.spans
+        end, spans = self._first + per_epoch, self.spans
         self._has_order = not trainer.args.ignore_data_skip and shorten(
             named["train_dataloader"],
             lambda sampler: ShortenedSampler(sampler, spans, lambda: (self._first, 0), accumulated),

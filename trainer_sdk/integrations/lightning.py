@@ -285,7 +285,7 @@ class LightningCallback(Callback):  # type: ignore[misc]  # untyped where it is 
 
     def state_dict(self) -> dict[str, Any]:
         """The statistics of `numerics`, which Lightning writes into its checkpoint."""
-        return {} if self._numerics is None else self._numerics.state_dict()
+        return {} if self._numerics is None else self._numerics.state_of_all()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from these statistics."""
@@ -403,7 +403,7 @@ class _Progress:
         ]
         whole = {"loop": self._trainer.fit_loop.state_dict(), "lr": schedulers}
         if self._numerics is not None:
-            whole["numerics"] = self._numerics.own_state()
+            whole["numerics"] = self._numerics.state_dict()
         return {"whole": (whole,)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -26,11 +26,11 @@ _NORMS = ("grad_norm", "grad_2.0_norm_total")
 """Metrics that have the gradient norm; the second is what Lightning's own `grad_norm` logs."""
 
 
-class LightningNumerics:
+class LightningNumerics(FrameworkNumerics):
     """The numerics of one `Trainer`."""
 
     def __init__(self, run: FrameworkSession, policy: NumericsPolicy) -> None:
-        self._numerics = FrameworkNumerics(run, policy, self._settle)
+        super().__init__(run, policy)
         self._trainer: Any = None
         self._loss: Any = None
         self._used = 0
@@ -43,7 +43,7 @@ class LightningNumerics:
     def set_up(self, trainer: Any, folder: str) -> None:
         """Read what earlier rounds have decided, and have the loader pass over skipped data."""
         self._trainer = trainer
-        self._numerics.open(folder, ("", ".ckpt"))
+        self.open(folder, ("", ".ckpt"))
         strategy = trainer.strategy
         plain = strategy.process_dataloader
 
@@ -80,11 +80,11 @@ class LightningNumerics:
             return  # gradients are accumulated
         used, self._used = self._used, _used(trainer)
         loss, self._loss, self._step = self._loss, None, trainer.global_step
-        spans = self._numerics.spans
+        spans = self.spans
         last = number_after(self._used - 1, spans)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         metrics = trainer.callback_metrics
-        self._numerics.step(
+        self.look(
             self._step,
             {"model": trainer.model} | ({} if scaler is None else {"scaler": scaler}),
             loss=loss,
@@ -93,23 +93,8 @@ class LightningNumerics:
             data=(number_after(used, spans), last + 1) if self._has_order else None,
         )
 
-    def finish(self) -> None:
-        """Decide on the last steps."""
-        self._numerics.finish()
-
-    def state_dict(self) -> dict[str, str]:
-        """The statistics of all ranks: the first rank writes them for all."""
-        return self._numerics.state_of_all()
-
-    def own_state(self) -> dict[str, str]:
-        """The statistics of this rank, for its own memory."""
-        return self._numerics.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, str]) -> None:
-        """Go on from these statistics."""
-        self._numerics.load_state_dict(state)
-
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """Wait until all checkpoints so far have their seals."""
         settle = getattr(self._trainer.strategy.checkpoint_io, "settle", None)
         if settle is not None:
             settle()
@@ -122,7 +107,7 @@ class LightningNumerics:
             return False  # a restart would draw another order
 
         def make(batches: Any) -> ShortenedSampler:
-            self._batches = _LightningBatches(trainer, batches, self._numerics.spans)
+            self._batches = _LightningBatches(trainer, batches, self.spans)
             return self._batches
 
         return shorten(loader, make)

@@ -4,7 +4,7 @@ torchtitan computes its metrics at each `log_freq`-th step, so only these are lo
 counted in batches that the loader has given; a batch that is passed over counts, too.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -36,7 +36,7 @@ class TitanLoadPlanner(DefaultLoadPlanner):
         }
 
 
-class TitanNumerics:
+class TitanNumerics(FrameworkNumerics):
     """The numerics of one trainer; its checkpoint manager makes the calls."""
 
     def __init__(
@@ -47,16 +47,21 @@ class TitanNumerics:
         loader: Any,
         model_parts: Sequence[Module],
     ) -> None:
-        self._numerics = FrameworkNumerics(run, policy, manager.maybe_wait_for_saving)
-        self._numerics.open(manager.folder)
+        super().__init__(run, policy)
+        self._wait_for_saves = manager.maybe_wait_for_saving
+        self.open(manager.folder)
         self._loader = loader
         self._state = {f"model_{number}": part for number, part in enumerate(model_parts)}
         self._metrics: tuple[Any, Any] | None = None
         self._begin = 0
 
+    def settle(self) -> None:
+        """Wait until all checkpoints so far are written."""
+        self._wait_for_saves()
+
     def begin(self, trainer: Any, *, is_loaded: bool) -> None:
         """Note the position, pass over skipped data, and follow the metrics."""
-        if self._has_position and (is_loaded or self._numerics.spans):
+        if self._has_position and (is_loaded or self.spans):
             iter(self._loader)  # before, the loader does not know where it goes on
             self.pass_over()
             self._loader.load_state_dict(self._loader.state_dict())
@@ -76,23 +81,15 @@ class TitanNumerics:
         """Look at a finished step, before it is saved."""
         (loss, norm), self._metrics = self._metrics or (None, None), None
         data = (self._begin, self._position) if self._has_position else None
-        self._numerics.step(step, self._state, loss=loss, grad_norm=norm, data=data)
+        self.look(step, self._state, loss=loss, grad_norm=norm, data=data)
         if is_last:
-            self._numerics.finish()
-
-    def state_dict(self) -> dict[str, str]:
-        """The statistics of this rank."""
-        return self._numerics.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, str]) -> None:
-        """Go on from these statistics."""
-        self._numerics.load_state_dict(state)
+            self.finish()
 
     def pass_over(self) -> None:
         """Have the loader go on behind the data that nobody trains on."""
         if not self._has_position:
             return
-        while skipped(self._position, self._position + 1, self._numerics.spans):
+        while skipped(self._position, self._position + 1, self.spans):
             next(self._loader._iterator)  # noqa: SLF001 - the trainer has an iterator of it
         self._begin = self._position
 

@@ -116,7 +116,7 @@ def test_statistics_are_in_the_states_that_lightning_keeps_in_memory() -> None:
     kept = {"rank-0-of-1": "statistics"}
     trainer, numerics = Mock(lr_scheduler_configs=[]), Mock()
     trainer.fit_loop.state_dict.return_value = {}
-    numerics.own_state.return_value = kept
+    numerics.state_dict.return_value = kept
     state = _Progress(trainer, numerics).state_dict()
     _Progress(trainer, numerics).load_state_dict(state)
     numerics.load_state_dict.assert_called_once_with(kept)

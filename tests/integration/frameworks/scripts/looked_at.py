@@ -41,7 +41,7 @@ class Training:
     def __init__(self, folder: Path, **choices: Any) -> None:
         self.rank = dist.get_rank()
         self.run = FrameworkSession("looked at")
-        self.numerics = FrameworkNumerics(self.run, NumericsPolicy(**choices), settle=lambda: None)
+        self.numerics = FrameworkNumerics(self.run, NumericsPolicy(**choices))
         self.numerics.open(str(folder), ("", ".ckpt"))
         self.folder = folder
         self.step = 0
@@ -62,7 +62,7 @@ class Training:
             healthy = level + self.step % 7 / 100 + self.rank / 10
             loss = (losses or {}).get(self.step, healthy)
             data = self.step - 1, self.step
-            self.numerics.step(self.step, state, loss=loss, lr=rate, data=data)
+            self.numerics.look(self.step, state, loss=loss, lr=rate, data=data)
             self.run.step(self.step)
             if self.step % 10 == 0 and not self.rank:
                 path = self.folder / f"step={self.step}.ckpt"
