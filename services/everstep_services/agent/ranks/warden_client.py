@@ -65,6 +65,8 @@ class WardenClient:
         self.watch = RoundWatch(
             self.events, self._deferred, is_silent=plan.command.kind == "program"
         )
+        self.lost = asyncio.Event()
+        """The warden is gone, which the last event tells."""
         self.warm = False
         """Whether the forge is ready: a start is a fork."""
         self.door = door
@@ -176,6 +178,7 @@ class WardenClient:
                 waiting.set_exception(WardenLostError(self._lost))
                 waiting.exception()  # perhaps nobody waits for it any more
         self.events.put_nowait(WardenLost(self._lost))
+        self.lost.set()
 
     def _deferred(self, rank: int, number: int) -> None:
         """The warden knows whether others got the signal as well."""

@@ -144,8 +144,12 @@ class RankRunner:
             # A rank that ended before it was stopped may be the cause: its event is handled first.
             async with asyncio.timeout(_HEARD_WITHIN_S):
                 await warden.events.join()
-        except WardenLostError:
-            pass  # nothing outlives its warden
+        except WardenLostError:  # nothing outlives its warden
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_WARDEN_WITHIN_S):
+                    # Its loss ended the ranks of this round, and none of the next.
+                    await warden.lost.wait()
+                    await warden.events.join()
         except TimeoutError:
             log.warning("events_left count=%d", warden.events.qsize())
         devices = await self._devices.wait_until_free(pids, _DEVICES_WITHIN_S)

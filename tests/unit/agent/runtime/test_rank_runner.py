@@ -14,7 +14,13 @@ from everstep_services.agent.core.actions import Action, SendReport, StopRound, 
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.core.exit import WARDEN_ENDED
 from everstep_services.agent.core.round_part import AgentTimeouts
-from everstep_services.agent.ranks.protocol import RankGone, Stopped, WardenEvent, WardenLost
+from everstep_services.agent.ranks.protocol import (
+    RankGone,
+    Stopped,
+    WardenEvent,
+    WardenLost,
+    WardenLostError,
+)
 from everstep_services.agent.runtime.rank_events import RankEvents
 from everstep_services.agent.runtime.rank_runner import RankRunner, WardenClients
 from tests.unit.agent.orders import start, stop
@@ -43,6 +49,19 @@ class Kept:
         return Stopped((1,), (), 0, (), 0.1)
 
 
+class Killed(Kept):
+    """A warden that was killed, which its agent has not noticed yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost = asyncio.Event()
+        self.may_be_noticed = asyncio.Event()
+
+    async def stop(self, _grace_s: float, *, is_done: bool) -> Stopped:
+        self.may_be_noticed.set()
+        raise WardenLostError("broken pipe")
+
+
 class Place:
     leaves_children = False
 
@@ -59,8 +78,8 @@ class Place:
 class Stopping(RankEvents):
     """A round is stopped: what happens."""
 
-    def __init__(self) -> None:
-        self.kept = Kept()
+    def __init__(self, warden: Kept | None = None) -> None:
+        self.kept = warden or Kept()
         self.happened: list[str] = []
         self.learned = asyncio.Event()
         self.heard, self.may_end, self.over = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -99,7 +118,8 @@ class Stopping(RankEvents):
         self.over.set()
 
     async def _close(self) -> None:
-        """Never called: it is not lost."""
+        """A lost warden has nothing to close here; no other one is opened."""
+        await asyncio.Event().wait()
 
 
 @asynccontextmanager
@@ -122,6 +142,21 @@ async def test_whoever_ended_first_is_heard_before_the_round_is_over() -> None:
         stopping.may_end.set()
         await stopping.over.wait()
     assert stopping.happened == ["RankGone", "stopped"]
+
+
+async def test_the_loss_of_a_warden_is_heard_before_its_round_is_over() -> None:
+    """Otherwise the next round is begun with the lost warden, and fails at once."""
+    killed = Killed()
+    stopping = Stopping(killed)
+    stopping.may_end.set()
+    async with stopping.running():
+        stopping.work.do(StopRound(1, 3.0, 0.0, None))
+        await killed.may_be_noticed.wait()
+        await asyncio.sleep(0)
+        killed.events.put_nowait(WardenLost(f"{WARDEN_ENDED}it was killed by SIGKILL"))
+        killed.lost.set()
+        await stopping.over.wait()
+    assert stopping.happened == ["WardenLost", "stopped"]
 
 
 @pytest.mark.parametrize("why", ["the cause is known", "none is left"])
