@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Literal
 
+    from trainer_sdk.checkpoint.checkpointer import Checkpointer
     from trainer_sdk.device.kernels import KernelTrace
     from trainer_sdk.numerics.numerics import Numerics
+    from trainer_sdk.numerics.policy import Action
     from trainer_sdk.trackers import Tracker
 
 
@@ -209,16 +211,49 @@ class Session:
             self._kernels = KernelTrace(self._link.folder, every_s=every_s)
         return self._kernels.start()
 
-    def numerics(
+    def numerics(  # noqa: PLR0913 - each is a choice of the training
         self,
         state: "MutableMapping[str, Any]",
         batches: "Iterable[Any] | None" = None,
-        **choices: "Any",
+        *,
+        mode: 'Literal["disabled", "observe", "validate_results", "report_determinism_stats"]' = (
+            "observe"
+        ),
+        validate_every: int = 0,
+        hash_every: int = 100,
+        read: 'Literal["late", "now"]' = "late",
+        replicas: "Any" = None,
+        checkpointer: "Checkpointer | None" = None,
+        root: str = "",
+        transient: "Action | None" = None,
+        persistent: "Action | None" = None,
+        unexpected: "Action | None" = None,
+        not_reproducible: "Action | None" = None,
+        replica: "Action | None" = None,
+        budget: int = 3,
+        elsewhere: 'Literal["report", "move"]' = "report",
     ) -> "Numerics":
-        """Look at the results of each step, and decide which steps count: see `Numerics`."""
+        """Look at the results of each step, and decide which steps count; all ranks call it.
+
+        `state` is the mapping that is given to `Checkpointer`, `batches` a loader or any iterable.
+
+        `mode`: `disabled`; `observe` only reports; `validate_results` runs a step with an
+        unexpected result again, and each `validate_every`-th step; `report_determinism_stats` runs
+        each step again, and counts what differs. Each `hash_every` steps the parameters of replicas
+        are compared: those of DDP and of DTensors, and else of the process group `replicas`.
+        `read="now"` waits for values on a GPU; with `late` the step comes too late to run again.
+
+        What is done about a result of the kind `transient`, `persistent`, `unexpected`,
+        `not_reproducible` or `replica`: `observe`, `again` (only `transient`, and its default in
+        `validate_results`), `rollback`, `skip`, `exclude` or `stop`; in the whole job `budget`
+        times at most. A way back needs the `checkpointer`, or the folder `root` of the checkpoints.
+        With `elsewhere="move"` the ranks continue on other nodes where only these can tell.
+        """
+        choices = dict(locals())
+        del choices["self"]
         from trainer_sdk.numerics.numerics import Numerics
 
-        return Numerics(self, state, batches, **choices)
+        return Numerics(self, **choices)
 
     def time_device(self) -> bool:
         """Have sections also measure their time on this rank's accelerator, by CUDA events.

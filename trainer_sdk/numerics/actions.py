@@ -37,6 +37,8 @@ class StepCase:
     """None if nothing was unexpected of the first computation."""
     ranks: tuple[int, ...] = ()
     """The ranks with the unexpected result."""
+    suspect_since: int | None = None
+    """As of `SuspectSteps`."""
 
     @property
     def signal(self) -> Signal:
@@ -46,7 +48,8 @@ class StepCase:
     @property
     def moved_at(self) -> int:
         """The first step that is in doubt."""
-        return self.unexpected.moved_at if self.unexpected else self.step
+        moved_at = self.unexpected.moved_at if self.unexpected else self.step
+        return moved_at if self.suspect_since is None else min(moved_at, self.suspect_since)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +91,18 @@ class NumericsActions:
         Without `is_judged` nothing was run again, and merely observing is not reported.
         """
         acts = self._rollback.skips.acts
+        wanted = self._policy.action(judgement.kind)
         act = self._policy.decide(
             judgement,
             moved_at=doubt.moved_at,
             span=self._batches.span(doubt.moved_at, doubt.present) if self._batches else None,
-            earlier=[act.samples for act in acts if act.samples is not None],
+            earlier=[
+                act.samples
+                for act in acts
+                if act.samples is not None and (act.action == "skip" or wanted == "rollback")
+            ],
             taken=len(acts),
         )
-        wanted = self._policy.action(judgement.kind)
         if act.action == "observe":
             if is_judged or wanted != "observe":
                 outcome: Outcome = "observed" if wanted == "observe" else "refused"
@@ -132,7 +139,8 @@ class NumericsActions:
             case=doubt.case,
             step=doubt.step,
             reason=act.reason,
-            samples=act.span if act.action == "skip" else None,
+            samples=act.span,
+            is_skip=act.action == "skip",
             before_restart=partial(self._report, doubt, act, "done"),
         )
         if result.to_step is None:
@@ -153,7 +161,7 @@ class NumericsActions:
                 case=doubt.case,
                 step=doubt.step,
                 signal=unexpected.signal,
-                moved_at=unexpected.moved_at,
+                moved_at=doubt.moved_at,
                 rank=ranks[0] if len(ranks) == 1 else None,
                 ranks=() if len(ranks) == self._world_size else listed(ranks),
                 value=finite(unexpected.value),
@@ -207,11 +215,16 @@ class NumericsActions:
         if outcome == "done":
             self._reporter.mark(act.action, doubt.step)
         samples: Positions | tuple[None, None] = act.span or (None, None)
+        done = action or act.action
+        result = outcome if done == "observe" else f"{done} {outcome}"
+        to = "" if to_step is None else f", back to step {to_step}"
+        why = (reason or act.reason).removeprefix(f"not done ({done}): ")
+        self._reporter.warn(f"step {doubt.step} ({doubt.signal}), {result}{to}: {why}")
         self._reporter.report(
             ActedEvent(
                 case=doubt.case,
                 step=doubt.step,
-                action=action or act.action,
+                action=done,
                 outcome=outcome,
                 reason=reason or act.reason,
                 to_step=to_step,

@@ -25,13 +25,18 @@ class _Given(NamedTuple, Generic[Batch]):
 
 
 class Batches(Generic[Batch]):
-    """The batches of this rank; all ranks make the same calls."""
+    """The batches of this rank; all ranks make the same calls.
+
+    Without `skips` nobody wants to pass over any, so they need no position.
+    """
 
     def __init__(
         self,
         batches: Iterable[Batch],
         state: Mapping[str, Any],
         spans: Iterable[Positions] = (),
+        *,
+        skips: bool = True,
     ) -> None:
         self._batches = batches
         self._spans = tuple(spans)
@@ -50,7 +55,7 @@ class Batches(Generic[Batch]):
         """The epoch that the script has set for its present pass."""
         if self._sampler is not None:
             self._sampler.skip(self._spans)
-        elif self._loader is None:
+        elif self._loader is None and skips:
             warn_once(
                 "numerics: the batches have no position, so none can be passed over: give a "
                 "loader whose batch_sampler is a PositionedSampler, or a StatefulDataLoader, with "

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trainer_sdk.numerics.events import CountedEvent, ResultCount
 from trainer_sdk.numerics.judgement import RankResults, StepResult, relative_difference
 
 
@@ -44,6 +45,19 @@ class DeterminismCounts:
         for result in results:
             for again in result.again[:1]:
                 self._compare(result.first, again)
+
+    def event(self, steps: int) -> CountedEvent:
+        """What is reported of it after this number of steps."""
+        results = tuple(
+            ResultCount(
+                name=name,
+                compared=count.compared,
+                different=count.different,
+                largest=count.largest,
+            )
+            for name, count in self.variations.items()
+        )
+        return CountedEvent(steps=steps, again=self.again, results=results)
 
     def _compare(self, first: StepResult, again: StepResult) -> None:
         self._variation("loss").add(first.loss, again.loss)

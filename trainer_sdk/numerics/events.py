@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from trainer_sdk.sdk_log import warn
+
 if TYPE_CHECKING:
     from trainer_sdk.rank_session import Session
 
@@ -92,6 +94,7 @@ class NumericsReporter:
 
     def __init__(self, rank: int, session: "Session") -> None:
         self._session = session
+        self._is_first = not rank
         self._link = None if rank else session._link  # noqa: SLF001 - one package
 
     def report(self, event: NumericsEvent) -> None:
@@ -99,6 +102,11 @@ class NumericsReporter:
         if self._link is not None:
             body = msgspec.json.encode(event).decode()
             self._link.send("numerics", f'"event":"{event.name}","body":{body}')
+
+    def warn(self, text: str) -> None:
+        """Print a line on rank 0, with or without an agent."""
+        if self._is_first:
+            warn(f"numerics: {text}")
 
     def mark(self, name: str, step: int) -> None:
         """Mark a step in the trackers of this rank."""

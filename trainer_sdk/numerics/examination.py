@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any, Final
 
 from trainer_sdk.numerics.agreement import (
+    LocalView,
     RankAgreement,
     RankPlace,
     SentResult,
@@ -13,12 +15,15 @@ from trainer_sdk.numerics.agreement import (
     own_place,
 )
 from trainer_sdk.numerics.elsewhere import StepPeers, computed_elsewhere
-from trainer_sdk.numerics.judgement import RankResults, StepResult
+from trainer_sdk.numerics.judgement import RankResults, ResultJudgement, StepResult
 from trainer_sdk.numerics.present_step import PresentStep
 from trainer_sdk.numerics.replay import deviation, loss_of, run_again
 from trainer_sdk.numerics.snapshot import Snapshot, TrainingParts
+from trainer_sdk.numerics.statistics import UnexpectedResult
 from trainer_sdk.numerics.unsharded import data_parallel_ranks
 
+ALIKE_MOST: Final = 3
+"""More unexpected steps than these in a row are neither run again nor reported."""
 _AGAIN = 1
 """How often a step is run again after the first time: the same result twice is deterministic."""
 
@@ -36,6 +41,11 @@ class StepExamination:
     def places(self) -> Sequence[RankPlace]:
         """Where each rank computes."""
         return self._found_peers().places
+
+    @property
+    def own_peers(self) -> Sequence[int]:
+        """The ranks with the same part of the model as this one."""
+        return data_parallel_ranks(self._parts.modules, self._replicas)
 
     def run(self, present: PresentStep, *, is_counted: bool = False) -> list[RankResults]:
         """Run the step again, and return the results of all ranks; then all is as it was.
@@ -71,7 +81,7 @@ class StepExamination:
     def _found_peers(self) -> StepPeers:
         if self._peers is None:
             ranks = self._agreement.ranks
-            place = own_place(data_parallel_ranks(self._parts.modules, self._replicas))
+            place = own_place(self.own_peers)
             self._peers = StepPeers(ranks.gather(place, RankPlace), ranks.rank)
         return self._peers
 
@@ -110,3 +120,34 @@ def joined_results(gathered: Sequence[SentResults], peers: StepPeers) -> list[Ra
             )
         )
     return joined
+
+
+class JudgementNews:
+    """Tells a judgement from the same one of the last times."""
+
+    def __init__(self) -> None:
+        self._last: tuple[str, tuple[int, ...]] | None = None
+        self._times = 0
+
+    def has(self, judgement: ResultJudgement | None) -> bool:
+        """Whether there is a judgement, and not the same for some times already."""
+        last = None if judgement is None else (judgement.kind, judgement.ranks)
+        self._times = self._times + 1 if last == self._last else 1
+        self._last = last
+        return last is not None and self._times <= ALIKE_MOST
+
+
+def chosen_result(views: list[LocalView]) -> UnexpectedResult | None:
+    """The unexpected result to judge: of the lowest rank, those without a number first."""
+    seen = [view for view in views if view.signal]
+    if not seen:
+        return None
+    view = min(seen, key=lambda view: view.signal not in ("nan", "inf"))
+    signal: Any = view.signal
+    return UnexpectedResult(
+        signal,
+        number(view.value),
+        None if view.low is None else number(view.low),
+        None if view.high is None else number(view.high),
+        min(view.moved_at for view in seen),
+    )

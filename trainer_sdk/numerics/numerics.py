@@ -11,13 +11,19 @@ import torch
 from trainer_sdk.checkpoint import arguments
 from trainer_sdk.numerics.actions import NumericsActions, StepCase, StepDecision
 from trainer_sdk.numerics.agreement import LocalView, RankAgreement, bits, new_case, number
+from trainer_sdk.numerics.choices import check_objects, check_ways_back, useless
 from trainer_sdk.numerics.data import Batches
 from trainer_sdk.numerics.determinism import DeterminismCounts
-from trainer_sdk.numerics.events import CountedEvent, NumericsReporter, ResultCount
-from trainer_sdk.numerics.examination import StepExamination
+from trainer_sdk.numerics.events import NumericsReporter
+from trainer_sdk.numerics.examination import (
+    ALIKE_MOST,
+    JudgementNews,
+    StepExamination,
+    chosen_result,
+)
 from trainer_sdk.numerics.judgement import ROUNDING, ResultJudgement, judge
-from trainer_sdk.numerics.policy import Action, Mode, NumericsPolicy, default_policy
-from trainer_sdk.numerics.present_step import PresentStep, StepNumbers
+from trainer_sdk.numerics.policy import Action, Mode, policy_of
+from trainer_sdk.numerics.present_step import PresentStep, StepNumbers, SuspectSteps
 from trainer_sdk.numerics.replay import NO_BATCH
 from trainer_sdk.numerics.replica_hash import HASH_EVERY, ReplicaHash
 from trainer_sdk.numerics.rollback import Rollback
@@ -31,8 +37,6 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 _READS: Final = ("late", "now")
-_ALIKE_MOST: Final = 3
-"""More unexpected steps than these in a row are neither run again nor reported."""
 _COUNTED_EVERY_S: Final = 60.0
 _ACCEPTED = StepDecision(is_accepted=True)
 _UNEXPECTED, _NOT_READY, _LATE = 1, 2, 4
@@ -42,14 +46,8 @@ _UNEXPECTED, _NOT_READY, _LATE = 1, 2, 4
 class Numerics:
     """Looks at the results of each step, on all ranks alike, and decides which steps count.
 
-    All ranks make it together, and the same calls of it. `state` is the mapping that is given to
-    `Checkpointer`, `batches` a loader or any iterable. Modes: `disabled`; `observe` only reports;
-    `validate_results` runs a step with an unexpected result again, and each `validate_every`-th
-    step; `report_determinism_stats` runs each step again, and counts what differs.
-
-    `transient`, `persistent`, `unexpected`, `not_reproducible` and `replica` say what is done
-    about a judged result, `budget` times at most. With `elsewhere="move"` the ranks continue on
-    other nodes where only another device can tell. `read="now"` waits for values on a GPU.
+    All ranks make it together, and the same calls of it. `Session.numerics` describes the
+    arguments.
     """
 
     may_be_absent = True
@@ -82,27 +80,31 @@ class Numerics:
         self._mode = mode
         self._validate_every = arguments.whole("validate_every", validate_every)
         self._hash_every = arguments.whole("hash_every", hash_every)
-        chosen = {
-            "transient": transient,
-            "persistent": persistent,
-            "unexpected": unexpected,
-            "not_reproducible": not_reproducible,
-            "replica": replica,
-        }
-        choices: dict[str, Any] = dict(default_policy(mode))
-        choices |= {name: action for name, action in chosen.items() if action is not None}
-        budget = arguments.whole("budget", budget)
-        self._policy = NumericsPolicy(**choices, budget=budget, elsewhere=elsewhere)
+        self._policy = policy_of(
+            mode,
+            budget=arguments.whole("budget", budget),
+            elsewhere=elsewhere,
+            transient=transient,
+            persistent=persistent,
+            unexpected=unexpected,
+            not_reproducible=not_reproducible,
+            replica=replica,
+        )
+        check_objects(batches, replicas, checkpointer)
+        if rollback is None:
+            check_ways_back(self._policy, batches, checkpointer, root)
         self._session = session
         self._is_on = mode != "disabled"
         self._may_repeat = mode in ("validate_results", "report_determinism_stats")
         self._watch = ResultWatch()
         self._reader = StepReader(waits=read == "now")
         self._counting = StepNumbers(session)
+        self._suspects = SuspectSteps()
         self._asked: Any = None
         if rollback is None:
             rollback = Rollback(state, session, checkpointer=checkpointer, root=root)
-        self._batches = _batches_of(batches, state, rollback)
+        skips = "skip" in self._policy.by_kind.values()
+        self._batches = _batches_of(batches, state, rollback, skips=skips)
         if self._is_on:
             self._begin(state, replicas, rollback)
 
@@ -111,8 +113,9 @@ class Numerics:
         self._present = PresentStep(self._parts)
         self._agreement = RankAgreement()
         self._alike = 0
+        self._is_warned = False
         self._seen: _Sighting | None = None
-        self._step_news, self._replica_news = _News(), _News()
+        self._step_news, self._replica_news = JudgementNews(), JudgementNews()
         self._hashed_at = self._equal_at = 0
         """The steps of the last hashes, and of the last hashes that were equal."""
         self._is_behind = self._mode == "observe" and self._agreement.ranks.size > 1
@@ -122,6 +125,13 @@ class Numerics:
         names = chain.from_iterable(ranks.gather(self._parts.groups, list[str]))
         self._parts.name_groups(list(dict.fromkeys(names)))  # stages have different ones
         self._reporter = NumericsReporter(ranks.rank, self._session)
+        if text := useless(self._policy, self._mode):
+            self._reporter.warn(text)
+        if self._may_repeat and not self._parts.named:
+            raise ValueError(
+                f"mode={self._mode!r} needs the model in the state: the gradients of a step that "
+                "is run again are put back"
+            )
         self._counts = DeterminismCounts(self._parts.groups)
         self._counted_at = monotonic()
         self._steps = 0
@@ -133,6 +143,13 @@ class Numerics:
             ranks,
             replicas,
         )
+        is_unknown = self._replicas.is_unknown and not self._replicas.has_replicas
+        if ranks.size > 1 and is_unknown and not self._examination.own_peers:
+            self._reporter.warn(
+                f"no replicas are known among {ranks.size} ranks, so parameters are not compared, "
+                "and no other rank can compute a step: if ranks have equal parameters, give the "
+                "DistributedDataParallel module in the state, or replicas=group"
+            )
         self._actions = NumericsActions(
             self._policy, rollback, self._batches, self._reporter, ranks.size
         )
@@ -141,6 +158,8 @@ class Numerics:
         """The batches of one pass; those of a refused step come again."""
         for batch in self._batches or ():
             self._counting.settle()
+            if self._is_on:
+                self._warn_once(self._counting.begin())
             if self._may_repeat:
                 self._present.note_batch()
             yield batch
@@ -153,6 +172,8 @@ class Numerics:
         It is called again if the result of the step is in doubt, so it must do all that computes
         gradients, and nothing else; with a batch as its argument, also on another rank.
         """
+        if self._is_on:
+            self._warn_once(self._counting.begin())
         is_validated = self._may_repeat and self._is_validated(self._counting.next_step())
         if not self._may_repeat or (self._is_behind and not is_validated):
             result: Result = function() if batch is NO_BATCH else function(batch)
@@ -167,6 +188,7 @@ class Numerics:
         if not self._is_on:
             return True
         step = self._counting.next_step()
+        self._warn_once(self._counting.decide())
         self._equal_at = self._equal_at or step
         self._reader.add(step, loss, grad_norm, self._rate() if lr is None else lr)
         arrived = self._reader.arrived()
@@ -220,7 +242,7 @@ class Numerics:
         """The statistics of this rank."""
         if not self._is_on:
             return {}
-        self._asked = (self._watch.state_dict(),)
+        self._asked = (self._watch.state_dict() | {"suspect": self._suspects.state()},)
         return {self._key: self._asked}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -228,6 +250,7 @@ class Numerics:
         whole = state.get(self._key, self._asked) if self._is_on else self._asked
         if whole is not self._asked:
             self._watch.load_state_dict(whole[0])
+            self._suspects.load(whole[0]["suspect"])
 
     @property
     def _key(self) -> str:
@@ -247,17 +270,7 @@ class Numerics:
 
     def _report_counts(self) -> None:
         self._counted_at = monotonic()
-        results = tuple(
-            ResultCount(
-                name=name,
-                compared=count.compared,
-                different=count.different,
-                largest=count.largest,
-            )
-            for name, count in self._counts.variations.items()
-        )
-        again = self._counts.again
-        self._reporter.report(CountedEvent(steps=self._steps, again=again, results=results))
+        self._reporter.report(self._counts.event(self._steps))
 
     def _rate(self) -> float | None:
         for optimizer in self._parts.optimizers:
@@ -284,6 +297,7 @@ class Numerics:
         if self._batches is not None:
             self._batches.taken(step)
         self._counting.made(step)
+        self._suspects.accepted()
         if self._may_repeat:
             self._present.clear()
         self._steps += 1
@@ -307,7 +321,7 @@ class Numerics:
         """The training goes on after the step `made`."""
         if is_back:
             self._alike = 0
-            self._step_news, self._replica_news = _News(), _News()
+            self._step_news, self._replica_news = JudgementNews(), JudgementNews()
             self._seen = None
             self._present.leave()
             self._reader.forget()
@@ -315,22 +329,15 @@ class Numerics:
                 self._replicas.finish()
             self._equal_at = made + 1
         self._counting.refused(made)
+        self._suspects.refused(made)
         self._present.clear()
 
     def _examine(self, step: int, sighting: "_Sighting | None") -> StepDecision:
         """Find out what computed the step's results, and act."""
         views = self._agreement.ranks.gather(self._view(step, sighting), LocalView)
-        suspects = tuple(rank for rank, view in enumerate(views) if view.signal)
-        seen_at = max((views[rank].step for rank in suspects), default=step)
-        doubt = StepCase(
-            case=views[0].case,
-            step=seen_at,
-            present=step,
-            unexpected=_chosen(views),
-            ranks=suspects,
-        )
-        self._alike = self._alike + 1 if suspects else 0
-        if self._alike > _ALIKE_MOST:
+        doubt = self._doubt_of(step, views)
+        self._alike = self._alike + 1 if doubt.ranks else 0
+        if self._alike > ALIKE_MOST:
             return _ACCEPTED
         self._actions.report_suspicion(doubt)
         calls = {view.calls for view in views}
@@ -352,8 +359,25 @@ class Numerics:
         if is_counted or not self._step_news.has(judgement):
             return _ACCEPTED
         assert judgement is not None
+        if judgement.kind != "not_reproducible_and_not_local":
+            self._suspects.doubt(doubt.moved_at)
         self._actions.report_judgement(doubt, judgement, results, self._examination.places)
         return self._actions.act(doubt, judgement, is_judged=True, put_back=self._put_back)
+
+    def _doubt_of(self, step: int, views: list[LocalView]) -> StepCase:
+        suspects = tuple(rank for rank, view in enumerate(views) if view.signal)
+        seen_at = max((views[rank].step for rank in suspects), default=step)
+        doubt = StepCase(
+            case=views[0].case,
+            step=seen_at,
+            present=step,
+            unexpected=chosen_result(views),
+            ranks=suspects,
+            suspect_since=self._suspects.since,
+        )
+        if suspects:
+            self._suspects.doubt(doubt.moved_at)
+        return doubt
 
     def _act_on_replicas(self, step: int, judgement: ResultJudgement | None) -> StepDecision | None:
         """Act if replicas differ; None if they do not."""
@@ -367,7 +391,12 @@ class Numerics:
         nan = float("nan")
         unexpected = UnexpectedResult("replicas_differ", nan, None, None, self._equal_at)
         doubt = StepCase(
-            case=case, step=step, present=step, unexpected=unexpected, ranks=judgement.ranks
+            case=case,
+            step=step,
+            present=step,
+            unexpected=unexpected,
+            ranks=judgement.ranks,
+            suspect_since=self._suspects.since,
         )
         self._actions.report_suspicion(doubt)
         self._actions.report_judgement(doubt, judgement, (), self._examination.places)
@@ -386,6 +415,11 @@ class Numerics:
         self._present.put_back()
         if self._batches is not None:
             self._batches.again()
+
+    def _warn_once(self, text: str) -> None:
+        if text and not self._is_warned:
+            self._is_warned = True
+            self._reporter.warn(text)
 
     def _view(self, step: int, sighting: "_Sighting | None") -> LocalView:
         is_present = sighting is None or sighting.step == step
@@ -412,40 +446,9 @@ class _Sighting:
     unexpected: UnexpectedResult
 
 
-class _News:
-    """Tells a judgement from the same one of the last times."""
-
-    def __init__(self) -> None:
-        self._last: tuple[str, tuple[int, ...]] | None = None
-        self._times = 0
-
-    def has(self, judgement: ResultJudgement | None) -> bool:
-        """Whether there is a judgement, and not the same for some times already."""
-        last = None if judgement is None else (judgement.kind, judgement.ranks)
-        self._times = self._times + 1 if last == self._last else 1
-        self._last = last
-        return last is not None and self._times <= _ALIKE_MOST
-
-
 def _batches_of(
-    batches: Iterable[Any] | None, state: Mapping[str, Any], rollback: Rollback
+    batches: Iterable[Any] | None, state: Mapping[str, Any], rollback: Rollback, *, skips: bool
 ) -> "Batches[Any] | None":
     if batches is None or isinstance(batches, Batches):
         return batches
-    return Batches(batches, state, rollback.skips.spans)
-
-
-def _chosen(views: list[LocalView]) -> UnexpectedResult | None:
-    """The unexpected result to judge: of the lowest rank, those without a number first."""
-    seen = [view for view in views if view.signal]
-    if not seen:
-        return None
-    view = min(seen, key=lambda view: view.signal not in ("nan", "inf"))
-    signal: Any = view.signal
-    return UnexpectedResult(
-        signal,
-        number(view.value),
-        None if view.low is None else number(view.low),
-        None if view.high is None else number(view.high),
-        min(view.moved_at for view in seen),
-    )
+    return Batches(batches, state, rollback.skips.spans, skips=skips)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, assert_never, get_args
+from typing import Any, Final, Literal, assert_never, get_args
 
 from trainer_sdk.numerics.judgement import Kind, ResultJudgement
 
@@ -41,15 +41,21 @@ class NumericsPolicy:
     """What is done if only another device can tell, and the job has no peer for it."""
 
     def __post_init__(self) -> None:
-        for name in ("transient", "persistent", "unexpected", "not_reproducible", "replica"):
+        for name, chosen in self.by_kind.items():
             allowed = [action for action in ACTIONS if action != "again" or name == "transient"]
-            if getattr(self, name) not in allowed:
+            if chosen not in allowed:
                 values = ", ".join(allowed)
-                raise ValueError(f"{name} is one of {values}, and is {getattr(self, name)!r}")
+                raise ValueError(f"{name} is one of {values}, and is {chosen!r}")
         if self.elsewhere not in ("report", "move"):
             raise ValueError(f"elsewhere is report or move, and is {self.elsewhere!r}")
         if self.budget < 0:
             raise ValueError(f"budget is at least 0, and is {self.budget}")
+
+    @property
+    def by_kind(self) -> dict[str, Action]:
+        """The actions, by the name of their argument."""
+        names = ("transient", "persistent", "unexpected", "not_reproducible", "replica")
+        return {name: getattr(self, name) for name in names}
 
     def action(self, kind: Kind) -> Action:
         """Return the user's choice for a kind of judgement."""
@@ -105,7 +111,8 @@ def _refusal(
         return f"ranks {list(judgement.ranks)} are all possible, and one node alone may leave"
     if action == "skip" and span is None:
         return "the batches have no positions, so none can be skipped"
-    if action in ("rollback", "skip") and span is not None:
+    is_of_data = judgement.kind != "replica_differs"
+    if action in ("rollback", "skip") and is_of_data and span is not None:
         for first, last in earlier:
             # A span that only touches an earlier one is the same place: a skip did not help there.
             if span[0] <= last and first <= span[1]:
@@ -118,3 +125,9 @@ def default_policy(mode: Mode) -> dict[str, Action]:
     if mode not in get_args(Mode):
         raise ValueError(f"mode is one of {', '.join(get_args(Mode))}, and is {mode!r}")
     return {"transient": "again"} if mode == "validate_results" else {}
+
+
+def policy_of(mode: Mode, **choices: Any) -> NumericsPolicy:
+    """Return the policy of these choices; None is the default of the mode."""
+    given = {name: choice for name, choice in choices.items() if choice is not None}
+    return NumericsPolicy(**{**default_policy(mode), **given})

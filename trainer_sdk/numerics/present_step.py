@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from trainer_sdk.rank_session import Session
 
 Result = TypeVar("Result")
+_EACH_STEP = "call it once in each step, on all ranks, or results are not judged as they should be"
+_HEALTHY = 16
+"""Steps in a row with expected results, after which the ones before are no longer suspect."""
 
 
 class PresentStep:
@@ -82,6 +85,49 @@ class PresentStep:
             scaler._per_optimizer_states.clear()  # noqa: SLF001 - they have seen the refused step
 
 
+class SuspectSteps:
+    """Since which step results cannot be trusted; equal on all ranks.
+
+    A step that was accepted although its result was unexpected may have spoiled the parameters. So
+    a way back ends before it, until enough steps in a row were as expected.
+    """
+
+    def __init__(self) -> None:
+        self.since: int | None = None
+        """The first suspect step."""
+        self._healthy = 0
+        self._doubted: int | None = None
+
+    def doubt(self, moved_at: int) -> None:
+        """The present step is in doubt; the statistics have moved since `moved_at`."""
+        self._doubted = moved_at
+
+    def accepted(self) -> None:
+        """The present step counts."""
+        doubted, self._doubted = self._doubted, None
+        if doubted is not None:
+            self.since = doubted if self.since is None else min(self.since, doubted)
+            self._healthy = 0
+        elif self.since is not None:
+            self._healthy += 1
+            if self._healthy == _HEALTHY:
+                self.since = None
+
+    def refused(self, made: int) -> None:
+        """The training goes on after the step `made`."""
+        self._doubted = None
+        if self.since is not None and self.since > made:
+            self.since = None
+
+    def state(self) -> list[int | None]:
+        """For a checkpoint."""
+        return [self.since, self._healthy]
+
+    def load(self, state: list[Any]) -> None:
+        """Go on from there."""
+        self.since, self._healthy = state
+
+
 class StepNumbers:
     """The number of the step that is being made; a refused step does not count."""
 
@@ -91,6 +137,22 @@ class StepNumbers:
         self._counted: int | None = None
         """What the session had counted when the last step was decided."""
         self._is_refused = False
+        self._calls = session._steps  # noqa: SLF001 - one package
+        """How many steps the session had counted when the last step was decided."""
+        self._is_begun: bool | None = None
+
+    def begin(self) -> str:
+        """A batch is given or computed; returns what is wrong with the loop, or nothing."""
+        self._is_begun = True
+        calls = self._session._steps - self._calls  # noqa: SLF001 - one package
+        return f"{calls} steps were made without accepts: {_EACH_STEP}" if calls > 1 else ""
+
+    def decide(self) -> str:
+        """A step is decided; returns what is wrong with the loop, or nothing."""
+        is_again = self._is_begun is False
+        self._is_begun = False if self._is_begun else self._is_begun
+        self._calls = self._session._steps  # noqa: SLF001 - one package
+        return f"accepts was called twice in a step: {_EACH_STEP}" if is_again else ""
 
     def next_step(self) -> int:
         """The step that is being made."""

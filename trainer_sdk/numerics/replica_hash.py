@@ -62,11 +62,14 @@ class ReplicaHash:
         replicas: "ProcessGroup | None" = None,
     ) -> None:
         replicas_of = _ReplicasOf(modules, replicas)
+        self.is_unknown = False
+        """Whether nothing tells which ranks have the same values of some of the parameters."""
         self._parameters: list[Tensor] = []
         self._slots: list[int] = []
         slots: dict[tuple[Replicas, int], int] = {}
         for name, parameter in parameters.items():
             same = replicas_of(parameter)
+            self.is_unknown = self.is_unknown or not same
             if len(same) > 1 and parameter.layout == torch.strided:
                 self._parameters.append(parameter)
                 self._slots.append(slots.setdefault((same, group_of[name]), len(slots)))

@@ -85,14 +85,17 @@ class Rollback:
         step: int,
         reason: str,
         samples: Positions | None = None,
+        is_skip: bool = True,
         before_restart: Callable[[], None] = lambda: None,
     ) -> RollbackResult:
-        """Go back to the newest checkpoint with a step below `moved_at`; pass over `samples`.
+        """Go back to the newest checkpoint with a step below `moved_at`.
+
+        With `is_skip`, nobody trains on `samples` again.
 
         In place, the caller goes on with the next batch. Otherwise it does not return, unless it is
         refused; `before_restart` is called before the ranks end.
         """
-        action = "rollback" if samples is None else "skip"
+        action = "skip" if is_skip and samples is not None else "rollback"
         act = record(case, action, step, reason, before_step=moved_at, samples=samples)
         if self._checkpointer is None:
             return RollbackResult(None, self._restart(act, before_restart))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer_sdk.numerics.replica_hash import local_part
-from trainer_sdk.numerics.unsharded import unsharded_parameters
+from trainer_sdk.numerics.unsharded import unsharded_parameters, with_wrappers
 
 GROUPS_MOST = 64
 _TWISTER_WORDS = 625
@@ -26,16 +26,17 @@ class TrainingParts:
 
     def __init__(self, state: object) -> None:
         parts = list(_parts(state, set()))
-        self.modules = [part for part in parts if isinstance(part, nn.Module)]
+        modules = [part for part in parts if isinstance(part, nn.Module)]
+        self.modules = with_wrappers(modules)
         self.optimizers = [part for part in parts if isinstance(part, torch.optim.Optimizer)]
         self.scalers = [part for part in parts if isinstance(part, torch.amp.GradScaler)]
-        self.named = _named_parameters(self.modules, self.optimizers)
+        self.named = _named_parameters(modules, self.optimizers)
         """Each parameter once, by name."""
         self.groups, self.group_of = _groups(list(self.named))
         """The names of at most 64 groups of parameters, and the group of each parameter."""
         self._buffers: list[tuple[dict[str, Tensor | None], str]] = [
             (module._buffers, name)  # noqa: SLF001 - there is no public access by place
-            for root in self.modules
+            for root in modules
             for module in root.modules()
             for name in module._buffers  # noqa: SLF001
         ]

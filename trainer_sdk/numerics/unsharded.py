@@ -1,10 +1,27 @@
 """What wrappers of modules know: FSDP's whole parameters, and the ranks with other data."""
 
-from collections.abc import Iterable, Iterator
+import gc
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
+
+
+def with_wrappers(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    """The modules, and DDP's wrappers of any of them: a state often has only what is wrapped."""
+    inner = set(map(id, _wrapped(modules)))
+    if not inner or not dist.is_available() or not dist.is_initialized():
+        return list(modules)
+    wrappers = [
+        part
+        for part in gc.get_objects()  # a wrapper leaves no trace in its module
+        if issubclass(type(part), nn.parallel.DistributedDataParallel)
+        and hasattr(part, "reducer")  # its constructor has not failed
+        and id(part) not in inner
+        and not inner.isdisjoint(map(id, part.modules()))
+    ]
+    return [*modules, *wrappers]
 
 
 def unsharded_parameters(modules: Iterable[nn.Module]) -> dict[int, Tensor]:

@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from tests.checkpoint_helpers.saved_by import UNHURRIED
 from trainer_sdk import layout, session
-from trainer_sdk.checkpoint import Checkpointer, RestoreError
+from trainer_sdk.checkpoint import Checkpointer, PositionedSampler, RestoreError
 from trainer_sdk.checkpoint.image_folder import NUMERICS
 from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.storage import storage_for
@@ -204,3 +205,48 @@ def test_a_damaged_record_stops_the_restore_with_one_line(root: Path) -> None:
         pytest.raises(RestoreError, match=f"{root}/{NUMERICS} is not what was written"),
     ):
         saves.restore(state_of())
+
+
+def test_a_way_back_ends_before_a_step_that_was_only_observed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first result of step 4 is not a number, and neither is any of step 5."""
+    run, faults, decided = session(), [float("nan")], []
+    sampler = PositionedSampler(64, batch_size=4)
+    loader: Any = DataLoader(torch.arange(64), batch_sampler=sampler)  # type: ignore[arg-type]
+    state: dict[str, Any] = {"model": torch.nn.Linear(1, 1), "data": sampler}
+
+    def computed(_: torch.Tensor) -> float:
+        step = run.steps_made + 1
+        if step == 4 and faults:
+            return faults.pop()
+        return float("nan") if step == 5 else 1.0
+
+    with opened(tmp_path) as saves:
+        state["numerics"] = numerics = run.numerics(
+            state,
+            loader,
+            mode="validate_results",
+            checkpointer=saves,
+            transient="observe",
+            unexpected="rollback",
+        )
+        saves.restore(state)
+        for batch in numerics:
+            loss = numerics.compute(computed, batch)
+            decided.append((run.steps_made + 1, numerics.accepts(loss=loss)))
+            if decided[-1][1]:
+                saves.save(run.step(), state, wait=True)
+            if run.steps_made == 6:
+                break
+    steps = [step for step, _ in decided]
+    assert steps == [1, 2, 3, 4, 5, 4, 5, 6]
+    assert [step for step, is_accepted in decided if not is_accepted] == [5]
+    lines = [line for line in capsys.readouterr().err.splitlines() if "numerics: " in line]
+    beginnings = (
+        "everstep: numerics: step 4 (nan), observed: ",
+        "everstep: numerics: step 5 (nan), rollback done, back to step 3: ",
+        "everstep: numerics: step 5 (nan), rollback refused: samples 12 to 20 were gone back over",
+    )
+    assert len(lines) == len(beginnings)
+    assert all(map(str.startswith, lines, beginnings))

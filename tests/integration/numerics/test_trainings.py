@@ -84,6 +84,7 @@ def test_a_result_that_does_not_come_again_is_transient(ranks: Ranks, name: str)
     [
         on("ddp", "persistent scale"),
         on("ddp", "persistent micro"),
+        on("ddp", "persistent unwrapped"),
         *(on(kind, "persistent gradient") for kind in ("ddp", *FEW)),
     ],
     indirect=["ranks"],
@@ -108,13 +109,26 @@ def test_nothing_is_done_where_numerics_only_observe(ranks: Ranks) -> None:
     assert steps == [(step, "nan") for step in range(FAULTY_STEP, STEPS)]
 
 
-@pytest.mark.parametrize("ranks", [on("ddp"), on("hsdp")], indirect=True)
-def test_a_replica_whose_parameters_differ_is_named(ranks: Ranks) -> None:
-    suspected, judged = events(ranks, "replica", "suspected"), events(ranks, "replica", "judged")
+@pytest.mark.parametrize(
+    ("ranks", "name"),
+    [on("ddp", "replica"), on("ddp", "replica unwrapped"), on("hsdp", "replica")],
+    indirect=["ranks"],
+)
+def test_a_replica_whose_parameters_differ_is_named(ranks: Ranks, name: str) -> None:
+    suspected, judged = events(ranks, name, "suspected"), events(ranks, name, "judged")
     assert suspected[0]["signal"] == "replicas_differ"
     assert suspected[0]["moved_at"] < suspected[0]["step"]
     assert judged[0]["kind"] == "replica_differs"
     assert FAULTY_RANK in judged[0]["ranks"]
+
+
+@pytest.mark.parametrize("ranks", [on("ddp"), on("hsdp")], indirect=True)
+def test_only_where_no_replicas_are_known_a_line_tells_so(ranks: Ranks) -> None:
+    for number, rank in enumerate(ranks):
+        for name, case in rank.items():
+            if isinstance(case, dict):
+                is_told = "no replicas are known among 4 ranks" in "\n".join(case["lines"])
+                assert is_told == (name == "no replicas" and number == 0)
 
 
 @pytest.mark.parametrize("ranks", [on("fsdp"), on("pipeline")], indirect=True)

@@ -4,11 +4,13 @@ Torch is imported once, and the ranks are forked. Each runs all cases of its kin
 came out as JSON.
 """
 
+import io
 import json
 import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,8 @@ class Case:
     rank: int = 1
     choices: dict[str, Any]
     micro_batches: int = 1
+    state: str = "wrapped"
+    """What the state has: the `wrapped` module, the module that DDP wraps, or no module."""
 
 
 CHECKED = {"mode": "validate_results", "validate_every": 1}
@@ -56,6 +60,20 @@ CASES = [
     Case(name="persistent gradient", fault="gradient", is_persistent=True, choices=CHECKED),
     Case(name="observed nan", fault="nan", choices={"mode": "observe"}),
     Case(name="replica", fault="parameter", choices={"mode": "observe", "hash_every": 1}),
+    Case(
+        name="replica unwrapped",
+        fault="parameter",
+        choices={"mode": "observe", "hash_every": 1},
+        state="unwrapped",
+    ),
+    Case(
+        name="persistent unwrapped",
+        fault="scale",
+        is_persistent=True,
+        choices=CHECKED,
+        state="unwrapped",
+    ),
+    Case(name="no replicas", choices={"mode": "observe"}, state="none"),
     Case(name="undisturbed micro", choices={"mode": "disabled"}, micro_batches=2),
     Case(name="transient micro", fault="scale", choices=CHECKED, micro_batches=2),
     Case(
@@ -252,12 +270,12 @@ def trained(kind: str, case: Case) -> dict[str, Any]:
     torch.manual_seed(1000 + dist.get_rank())
     optimizer = torch.optim.SGD(training.module.parameters(), lr=0.1, momentum=0.9)
     losses, tries = [], 0
-    with watched(dist.get_rank()) as watch:
+    with watched(dist.get_rank()) as watch, redirect_stderr(io.StringIO()) as lines:
         run = session()
         state = {
-            "model": training.module,
             "optimizer": optimizer,
             "scaler": training.scaler,
+            **_models(case, training.module),
         }
         numerics = Numerics(run, state, data, **case.choices)
         loss = 0.0
@@ -286,7 +304,14 @@ def trained(kind: str, case: Case) -> dict[str, Any]:
             "tries": tries,
             "parameters": _digest(training.module),
             "events": events,
+            "lines": lines.getvalue().splitlines(),
         }
+
+
+def _models(case: Case, module: nn.Module) -> dict[str, Any]:
+    if case.state == "none":
+        return {}
+    return {"model": module if case.state == "wrapped" else module.module}
 
 
 def _digest(module: nn.Module) -> list[float]:

@@ -213,6 +213,8 @@ def test_batches_without_a_position_are_given_again_and_never_skipped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sdk_log, "_printed", set())
+    Batches([1], {}, skips=False)
+    assert capsys.readouterr().err == ""
     batches = Batches(iter([1, 2, 3]), {})
     assert not batches.can_skip
     assert "the batches have no position, so none can be passed over" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """The loop of a training with one rank: what counts, what comes again, what is reported."""
 
+import inspect
 import random
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from trainer_sdk.numerics.numerics import Numerics
-from trainer_sdk.rank_session import session
+from trainer_sdk.numerics.present_step import SuspectSteps
+from trainer_sdk.rank_session import Session, session
 from trainer_sdk.testing import Watch, watched
 from trainer_sdk.wire import NumericsReported
 
@@ -123,6 +125,40 @@ def test_a_call_that_has_failed_is_not_made_again(watch: Watch) -> None:
     assert events(watch) == [("counted", "")]
 
 
+@pytest.mark.parametrize(
+    ("times", "text"),
+    [(0, "2 steps were made without accepts"), (1, ""), (2, "accepts was called twice in a step")],
+)
+def test_a_loop_with_another_number_of_decisions_is_told_once(
+    watch: Watch, times: int, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training = made(range(6))
+    for _ in training:
+        training.compute(lambda: 1.0)
+        for _ in range(times):
+            training.accepts(loss=1.0)
+        session().step()
+    lines = [line for line in capsys.readouterr().err.splitlines() if "accepts" in line]
+    assert [text in line for line in lines] == [True] * bool(text)
+
+
+def test_steps_are_suspect_until_enough_in_a_row_were_as_expected() -> None:
+    suspects = SuspectSteps()
+    for doubted in (7, 5, 9):
+        suspects.doubt(doubted)
+        suspects.accepted()
+    again = SuspectSteps()
+    again.load(suspects.state())
+    since = []
+    for _ in range(16):
+        again.accepted()
+        since.append(again.since)
+    assert since == [5] * 15 + [None]
+    for made, left in ((5, 5), (4, None)):
+        suspects.refused(made)
+        assert suspects.since == left
+
+
 def test_disabled_does_nothing(watch: Watch) -> None:
     assert made(mode="disabled").state_dict() == {}
     training = made([torch.ones(1)], mode="disabled")
@@ -192,12 +228,31 @@ def test_a_roll_back_by_a_restart_that_is_refused_was_never_done(
         ({"budget": -1}, "budget must be at least 0"),
         ({"persistent": "again"}, "persistent is one of"),
         ({"elsewhere": "yes"}, "elsewhere is report or move"),
+        ({"unexpected": "skip"}, "unexpected='skip' needs checkpoints to go back to"),
+        ({"replica": "rollback", "root": "r", "batches": None}, "needs the batches"),
+        ({"elsewhere": "move"}, "saves the state first"),
+        ({"batches": 5}, "batches must be a loader"),
+        ({"replicas": 3}, "replicas must be the process group"),
+        ({"checkpointer": "/c"}, "checkpointer must be Checkpointer"),
     ],
 )
 def test_a_wrong_choice_is_one_clear_line(choices: dict[str, Any], text: str) -> None:
     with pytest.raises((TypeError, ValueError), match=text) as raised:
         made(**choices)
     assert "\n" not in str(raised.value)
+
+
+def test_a_step_is_not_run_again_without_the_model() -> None:
+    with pytest.raises(ValueError, match="needs the model in the state"):
+        session().numerics({}, mode="validate_results")
+
+
+def test_an_action_that_the_mode_never_takes_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    made(persistent="stop")
+    made(persistent="stop", mode="validate_results")
+    made(unexpected="stop")
+    [line] = capsys.readouterr().err.splitlines()
+    assert "persistent='stop' is without effect" in line
 
 
 def test_the_state_must_be_a_mapping() -> None:
@@ -207,3 +262,9 @@ def test_the_state_must_be_a_mapping() -> None:
 
 def test_a_session_makes_it() -> None:
     assert isinstance(session().numerics({}, []), Numerics)
+    shown = inspect.signature(Session.numerics).parameters
+    taken = inspect.signature(Numerics).parameters
+    assert {name: taken[name].default for name in shown if name != "self"} == {
+        name: choice.default for name, choice in shown.items() if name != "self"
+    }
+    assert set(taken) - set(shown) == {"session", "rollback"}

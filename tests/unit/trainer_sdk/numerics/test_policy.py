@@ -67,6 +67,11 @@ def test_the_same_samples_are_gone_back_over_once(action: Any, earlier: Position
     assert act("correct_but_unexpected", policy, earlier=((7, 9),)).action == action
 
 
+def test_data_have_no_part_in_replicas_that_differ() -> None:
+    policy = NumericsPolicy(replica="rollback")
+    assert act("replica_differs", policy, earlier=((100, 108),)).action == "rollback"
+
+
 def test_batches_without_positions_cannot_be_skipped() -> None:
     done = act("transient", NumericsPolicy(transient="skip"), span=None)
     assert done.action == "observe"
