@@ -247,6 +247,10 @@ def test_a_stall_counts_until_its_rank_moves_again(*, is_fatal: bool) -> None:
     case = cases_of(formed(), *before, moving(1), opened(), moving(2)).case("i")
     assert case is not None
     assert [one.rank for one in (*case.stalls, *case.warned_stalls)] == [2]
+    freed = stalled(1, is_fatal=is_fatal, signal="monitor")
+    case = cases_of(formed(), freed, moving(1), opened()).case("i")
+    assert case is not None
+    assert [one.rank for one in (*case.stalls, *case.warned_stalls)] == [1], "all restart with it"
 
 
 def test_a_round_that_goes_on_may_have_another_incident_with_stalls_of_its_own() -> None:

@@ -30,7 +30,7 @@ from everstep_services.attribution.analyzers.rank_ends import (
     match_of,
     worker_ended_by,
 )
-from everstep_services.attribution.analyzers.stalls import STILL, ended_by_monitor
+from everstep_services.attribution.analyzers.stalls import STILL, ended_by_monitor, hung
 from everstep_services.attribution.domain.claims import (
     GENERAL,
     MOST_SAID,
@@ -206,6 +206,8 @@ def _in_process(case: Case) -> Iterator[Claim]:
     """What a rank did, if all ranks restarted in their processes: no rank has ended."""
     if case.trigger != IN_PROCESS or case.rank is None:
         return
+    if not case.error_name and hung(case).keys() - {case.rank}:
+        return  # it was the first of all ranks that waited for those
     text, match = clean(case.reason), match_in(case.reason)
     cause: VerdictCause = "user_code" if case.error_name else "unknown"
     kind = GENERAL if case.error_name else STILL

@@ -48,18 +48,22 @@ def _warned(case: Case) -> Sequence[Stall]:
 
 def ended_by_monitor(case: Case) -> Mapping[int, Stall]:
     """The ranks that the monitors of their in-process restarts have ended: none that restarted."""
-    if case.trigger == IN_PROCESS:
-        return {}
+    return {} if case.trigger == IN_PROCESS else hung(case)
+
+
+def hung(case: Case) -> Mapping[int, Stall]:
+    """The ranks that stood still until the monitors of their in-process restarts acted."""
     stalls = (*case.warned_stalls, *case.stalls)
     return {stall.rank: stall for stall in stalls if stall.signal == BY_MONITOR}
 
 
 def _monitored(case: Case) -> Iterator[Claim]:
-    for stall in list(ended_by_monitor(case).values())[:32]:
+    act = "woke it by SIGTERM" if case.trigger == IN_PROCESS else "ended it"
+    for stall in list(hung(case).values())[:32]:
         yield Claim(
             cause="unknown", kind=STILL, strength=0.85, ranks=(stall.rank,),
             says=f"rank {stall.rank} ({stall.node}) stood still for {stall.waited_s:g} s, so the "
-            "monitor of its in-process restart ended it (hard_timeout)",
+            f"monitor of its in-process restart {act} (hard_timeout)",
             fact=stall.fact,
         )  # fmt: skip
 

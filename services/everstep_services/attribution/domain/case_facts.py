@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from msgspec.structs import replace
 
-from everstep.incident_causes import NUMERICS
+from everstep.incident_causes import BY_MONITOR, NUMERICS
 from everstep.messages import (
     Case,
     CasesDocument,
@@ -249,12 +249,18 @@ class JobCases:
         return self._changed(replace(case, stalls=with_part(case.stalls, stall, _ENDS_MOST)))
 
     def _moves_again(self, fact: RankRecovered) -> None:
-        """Forget a stall that was over before any incident; an incident keeps its stalls."""
+        """Forget a stall that was over before any incident; an incident keeps its stalls.
+
+        A rank that its monitor has freed restarts with all others: an incident of that follows.
+        """
         case = next((case for case in self._document.cases if not case.incident), None)
         if case is None:
             return
         before = (case.warned_stalls, case.stalls)
-        warned, stalls = (tuple(it for it in of if it.fact != fact.stall) for of in before)
+        warned, stalls = (
+            tuple(it for it in of if it.fact != fact.stall or it.signal == BY_MONITOR)
+            for of in before
+        )
         if (warned, stalls) != before:
             self._changed(replace(case, warned_stalls=warned, stalls=stalls))
 
