@@ -104,7 +104,9 @@ class Numerics:
         if rollback is None:
             rollback = Rollback(state, session, checkpointer=checkpointer, root=root)
         skips = "skip" in self._policy.by_kind.values()
-        self._batches = _batches_of(batches, state, rollback, skips=skips)
+        if batches is not None and not isinstance(batches, Batches):
+            batches = Batches(batches, state, rollback.skips.spans, skips=skips)
+        self._batches: Batches[Any] | None = batches
         if self._is_on:
             self._begin(state, replicas, rollback)
 
@@ -338,6 +340,7 @@ class Numerics:
         doubt = self._doubt_of(step, views)
         self._alike = self._alike + 1 if doubt.ranks else 0
         if self._alike > ALIKE_MOST:
+            self._warn_of_more(doubt.step)
             return _ACCEPTED
         self._actions.report_suspicion(doubt)
         calls = {view.calls for view in views}
@@ -416,6 +419,13 @@ class Numerics:
         if self._batches is not None:
             self._batches.again()
 
+    def _warn_of_more(self, step: int) -> None:
+        if self._alike == ALIKE_MOST + 1:
+            self._reporter.warn(
+                f"step {step} is unexpected like the {ALIKE_MOST} before it: the training goes on, "
+                "and until a step is as expected, more are neither run again nor reported"
+            )
+
     def _warn_once(self, text: str) -> None:
         if text and not self._is_warned:
             self._is_warned = True
@@ -444,11 +454,3 @@ class _Sighting:
 
     step: int
     unexpected: UnexpectedResult
-
-
-def _batches_of(
-    batches: Iterable[Any] | None, state: Mapping[str, Any], rollback: Rollback, *, skips: bool
-) -> "Batches[Any] | None":
-    if batches is None or isinstance(batches, Batches):
-        return batches
-    return Batches(batches, state, rollback.skips.spans, skips=skips)

@@ -93,7 +93,9 @@ def test_values_that_come_again_are_accepted(watch: Watch) -> None:
     assert events(watch)[:2] == [("suspected", ""), ("judged", "correct_but_unexpected")]
 
 
-def test_a_training_without_numbers_from_the_start_is_not_run_again_for_ever(watch: Watch) -> None:
+def test_a_training_without_numbers_from_the_start_is_not_run_again_for_ever(
+    watch: Watch, capsys: pytest.CaptureFixture[str]
+) -> None:
     calls: list[int] = []
 
     def compute(number: int) -> float:
@@ -106,6 +108,7 @@ def test_a_training_without_numbers_from_the_start_is_not_run_again_for_ever(wat
         training.accepts(loss=NAN)
     assert len(calls) == 10 + 3 * 2
     assert [name for name, _ in events(watch)].count("suspected") == 3
+    assert capsys.readouterr().err.count("step 4 is unexpected like the 3 before it") == 1
 
 
 def test_a_call_that_has_failed_is_not_made_again(watch: Watch) -> None:
