@@ -11,7 +11,7 @@ from everstep_services.attribution.domain.event_order import CLOCKS_S, began_s
 from trainer_sdk.inject.catalog import NumericFault
 
 _SURE = 0.97
-_PERHAPS = 0.5
+_PERHAPS, _HARDLY = 0.5, 0.15
 _ORDERED = 0.9
 """A person ended the ranks before anything else was heard of them."""
 _POLITE = frozenset({None, "SIGTERM", "SIGINT"})
@@ -70,15 +70,16 @@ def _ordered(case: Case, act: OutsideAct, *, is_trigger: bool) -> Claim:
     """What a person asked for: it ended the ranks, if none had ended before, or was killed."""
     ends = [end.raised_at or end.at for end in first_ends(case)]
     is_first = act.at is not None and bool(ends) and act.at <= min(ends)
-    if act.act != "interrupt":
-        is_first = is_first and {end.signal for end in first_ends(case)} <= _POLITE
+    is_polite = {end.signal for end in first_ends(case)} <= _POLITE
+    otherwise = _PERHAPS if is_polite or act.act == "interrupt" else _HARDLY
+    is_first = is_first and otherwise == _PERHAPS
     if act.act == "interrupt":
         says = f"{act.node or act.by} was interrupted, as by Ctrl-C: {clean(act.reason)}"
     else:
         says = f"{clean(act.by)} asked for {act.act.replace('_', ' ')}: {clean(act.reason)}"
     return Claim(
         cause="scheduler", kind="operator", says=says, fact=act.fact,
-        strength=_SURE if is_trigger else _ORDERED if is_first else _PERHAPS,
+        strength=_SURE if is_trigger else _ORDERED if is_first else otherwise,
     )  # fmt: skip
 
 
