@@ -19,6 +19,7 @@ from everstep_services.agent.ranks.protocol import (
 )
 from everstep_services.agent.ranks.warden_client import WardenClient, held_folder, opened_warden
 from tests.e2e.ports import free_port
+from tests.waiting import until
 from trainer_sdk import layout
 from trainer_sdk.wire import RankCommand, RankEntry, WardenStart
 
@@ -91,10 +92,13 @@ class Node:
         return (self.folder / f"{self.round}-{rank}.err").read_text()
 
     def warden(self) -> int:
-        """The warden's process id."""
-        here = [pid for pid in below(os.getpid(), deep=False) if self.is_warden(pid)]
-        assert len(here) == 1, here
-        return here[0]
+        """The warden's process id; it has opened its lock soon after it has begun."""
+        (pid,) = until(
+            lambda: [pid for pid in below(os.getpid(), deep=False) if self.is_warden(pid)],
+            "one warden",
+            holds=lambda here: len(here) == 1,
+        )
+        return pid
 
     def is_warden(self, pid: int) -> bool:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()

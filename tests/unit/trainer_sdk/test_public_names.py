@@ -41,6 +41,7 @@ MEMBERS = {
     ],
     "trainer_sdk.numerics.numerics:Numerics": [
         *["accepts", "compute", "load_state_dict", "may_be_absent", "state_dict"],
+        *["finish", "leave"],  # called by integrations of frameworks
     ],
     "trainer_sdk.checkpoint:FileSaver": [
         *["close", "maybe_finalize", "schedule", "schedule_content", "unfinished"]

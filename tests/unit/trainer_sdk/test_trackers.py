@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from torch.nn import Linear
 
 from trainer_sdk import layout, testing
 from trainer_sdk.rank_session import Session, session
@@ -178,7 +179,7 @@ def test_tensorboard_reads_back_marks_of_results_at_their_steps(tmp_path: Path) 
     wrong = [float("nan")]
     with testing.watched(), session() as run:
         assert run.report_to_tensorboard(str(tmp_path), every_s=_LONG_S)
-        numerics = run.numerics({}, range(5), mode="validate_results")
+        numerics = run.numerics({"model": Linear(1, 1)}, range(5), mode="validate_results")
         for batch in numerics:
             loss = numerics.compute(lambda number: wrong.pop() if number == 2 and wrong else 1.0,
                                     batch)  # fmt: skip
@@ -192,7 +193,7 @@ def test_tensorboard_reads_back_marks_of_results_at_their_steps(tmp_path: Path) 
 
 
 _WANDB = """
-import sys, trainer_sdk, wandb
+import sys, torch, trainer_sdk, wandb
 run = wandb.init(project="everstep", mode="offline", dir=sys.argv[1])
 rank = trainer_sdk.session()
 assert rank.report_to_wandb(run, every_s=3600)
@@ -203,7 +204,7 @@ for number in range(1, 4):
     rank.step()
     run.log({"mine": number}, step=number)
 wrong = [float("nan")]
-numerics = rank.numerics({}, range(1), mode="validate_results")
+numerics = rank.numerics({"model": torch.nn.Linear(1, 1)}, range(1), mode="validate_results")
 for _ in numerics:
     loss = numerics.compute(lambda: wrong.pop() if wrong else 1.0)
     numerics.accepts(loss=loss)

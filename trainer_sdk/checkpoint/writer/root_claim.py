@@ -111,14 +111,14 @@ class RootPlace:
 
 def place_of(storage: Storage) -> RootPlace | None:
     """Where the folder is; None for an object store, or if it is gone."""
+    if not isinstance(storage, Folder):
+        return None
     try:
-        if not isinstance(storage, Folder):
-            return None
-        names = os.listdir(storage.path)
-        steps = frozenset(name for name in names if step_of(name) is not None)
-        return RootPlace(os.stat(storage.path).st_dev, steps)
+        device = os.stat(storage.path).st_dev
+        names = os.listdir(storage.path) if os.path.isdir(storage.path) else []
     except FileNotFoundError:
         return None
+    return RootPlace(device, frozenset(name for name in names if step_of(name) is not None))
 
 
 def check_there(storage: Storage, before: RootPlace | None, job: str) -> None:

@@ -249,8 +249,13 @@ train("pa55word")
 def test_the_peer_of_a_transfer_is_read_and_no_other_value(tmp_path: Path) -> None:
     with python(SENDS) as pid:
         seen = [rank(tmp_path, 0, pid)]
+        # Without values where the process had changed while it was read.
         found = until(
-            lambda: stacks(seen), "it sends", holds=lambda it: it.summary.startswith("rank 0: send")
+            lambda: stacks(seen),
+            "it sends, and its values are read",
+            holds=lambda it: (
+                it.summary.startswith("rank 0: send") and b'"locals"' in it.members[0].content
+            ),
         )
     (main,) = threads(found)
     (own,) = (frame for frame in main["frames"] if frame["name"] == "send")

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import pytest
 
@@ -49,16 +49,26 @@ class Kept:
         return Stopped((1,), (), 0, (), 0.1)
 
 
+class Loss(asyncio.Event):
+    """The loss of a warden; `is_awaited` once somebody waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_awaited = asyncio.Event()
+
+    async def wait(self) -> Literal[True]:
+        self.is_awaited.set()
+        return await super().wait()
+
+
 class Killed(Kept):
     """A warden that was killed, which its agent has not noticed yet."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.lost = asyncio.Event()
-        self.may_be_noticed = asyncio.Event()
+        self.lost = Loss()
 
     async def stop(self, _grace_s: float, *, is_done: bool) -> Stopped:
-        self.may_be_noticed.set()
         raise WardenLostError("broken pipe")
 
 
@@ -151,8 +161,10 @@ async def test_the_loss_of_a_warden_is_heard_before_its_round_is_over() -> None:
     stopping.may_end.set()
     async with stopping.running():
         stopping.work.do(StopRound(1, 3.0, 0.0, None))
-        await killed.may_be_noticed.wait()
-        await asyncio.sleep(0)
+        await asyncio.wait(
+            [asyncio.ensure_future(it.wait()) for it in (killed.lost.is_awaited, stopping.over)],
+            return_when=asyncio.FIRST_COMPLETED,
+        )
         killed.events.put_nowait(WardenLost(f"{WARDEN_ENDED}it was killed by SIGKILL"))
         killed.lost.set()
         await stopping.over.wait()
