@@ -346,6 +346,7 @@ class HealthObserver:
             last_step=finding.last_step,
             is_replaced=finding.is_replaced,
             overload=finding.overload,
+            is_warden_alive=finding.is_warden_alive,
         )
 
     def _announce_return(self, finding: NodeReturn) -> None:

@@ -43,6 +43,18 @@ async def test_a_node_whose_agent_was_only_paused_is_blamed_for_no_rank_that_fai
     assert found.reason == f"n1 is back: {why}"
 
 
+async def test_an_agent_that_is_silent_alone_is_no_lost_node() -> None:
+    """Its warden answers, so a rank that is killed elsewhere is the cause (A4.6)."""
+    alone = replace(sign("n1", "lost"), cause="paused")
+    killed = end(0, how="signal", exit_code=None, signal="SIGKILL")
+    found = await judged(replace(case(ends=(killed, lost_peer(1))), nodes=(alone,)))
+    assert (found.kind, found.ranks, found.nodes) == ("killed", (0,), ())
+    found = await judged(replace(case(trigger="node_lost", node="n1"), nodes=(alone,)))
+    assert (found.cause, found.kind, found.nodes) == ("host", "paused_agent", ("n1",))
+    assert (found.advice, found.retry) == ("restart", "as_is")
+    assert found.reason.startswith("only the agent of n1 is silent: as measured")
+
+
 async def test_what_health_measured_of_a_lost_node_is_told_whole() -> None:
     reason = f"n1 has been silent for 5.6 s; {'it was asked for a beat; ' * 15}its warden answers"
     lost = replace(sign("n1", "lost"), reason=reason)

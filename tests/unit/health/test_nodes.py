@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -123,11 +124,12 @@ def test_one_loss_is_one_strike_whoever_reports_it_and_when() -> None:
         assert world.strikes("n1") == 2, "another round is another event"
 
 
-def test_an_overloaded_host_has_no_strike_but_for_a_broken_gpu() -> None:
+@pytest.mark.parametrize("excuse", [{"overload": "9 tasks"}, {"is_warden_alive": True}])
+def test_a_host_that_lives_has_no_strike_but_for_a_broken_gpu(excuse: dict[str, Any]) -> None:
     for order in itertools.permutations(range(5)):
         world = Nodes()
         reports: list[Callable[[], object]] = [*_reports(world)]
-        reports.append(partial(world.lost, "n1", round=2, overload="9 tasks"))
+        reports.append(partial(world.lost, "n1", round=2, **excuse))
         for index in order:
             reports[index]()
             world.judge()

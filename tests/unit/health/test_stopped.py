@@ -45,6 +45,7 @@ def test_a_stopped_agent_is_lost_in_the_end() -> None:
     took_s = world.found[0][0] - began
     assert SETTINGS.stopped_limit_s - 1.1 <= took_s <= SETTINGS.stopped_limit_s + 0.2
     assert "its warden answers: health has waited for its stopped agent" in first_loss(world).reason
+    assert first_loss(world).is_warden_alive
 
 
 def test_while_others_train_on_a_stopped_agent_is_nobodys_loss() -> None:
@@ -75,6 +76,7 @@ def test_who_dies_while_it_is_stopped_is_found_soon() -> None:
     world.run(10)
     assert world.lost == ["n1"]
     assert world.found[0][0] - began <= 1.5
+    assert not first_loss(world).is_warden_alive
 
 
 @pytest.mark.parametrize("state", ["stopping", "joining"])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from everstep.messages import ActionDecided, NodeLost, RoundEnded
+from everstep.messages import ActionDecided, IncidentOpened, NodeLost, RoundEnded
 from everstep_services.rendezvous.domain.events import JobControl, Probed
 from everstep_services.rendezvous.settings import RendezvousSettings
 from tests.unit.rendezvous.world import WALL, World, spec
@@ -73,10 +73,10 @@ def silent(world: World, seconds: int, *, is_there: bool | None) -> None:
         world.tick(1)
 
 
-def lost(silence_s: float) -> NodeLost:
+def lost(silence_s: float, *, is_warden_alive: bool = False) -> NodeLost:
     return NodeLost(
         id="f" * 32, job="j", at=WALL, source="health", round=1, node="n1", reason="n1 is silent",
-        silence_s=silence_s, limit_s=1.75,
+        silence_s=silence_s, limit_s=1.75, is_warden_alive=is_warden_alive,
     )  # fmt: skip
 
 
@@ -123,3 +123,28 @@ def test_the_brake_keeps_nobody_in_a_round_that_is_over() -> None:
     world.tick(3)
     world.apply(lost(4.0))
     assert [seat.stage for seat in world.doc.seats if seat.node == "n1"] == ["gone"]
+
+
+@pytest.mark.parametrize("is_warden_alive", [False, True])
+def test_an_agent_that_was_stopped_before_explains_no_rank_that_was_killed_elsewhere(
+    is_warden_alive: bool,
+) -> None:
+    """Without its warden, too, the node may have been lost first, and the rank be its victim."""
+    world = World(spec(2)).started("n0", "n1")
+    world.tick(60)
+    world.report("n0", "rank_exited", rank=0, exit_code=-9)
+    world.apply(lost(9.0, is_warden_alive=is_warden_alive))
+    incident = world.doc.incident
+    assert incident is not None
+    assert (incident.trigger, incident.reports) == (
+        "rank_exited" if is_warden_alive else "node_lost", 2
+    )  # fmt: skip
+    assert incident.lost == (() if is_warden_alive else ("n1",))
+    assert [seat.stage for seat in world.doc.seats if seat.node == "n1"] == ["gone"]
+
+
+def test_a_stopped_agent_that_health_has_given_up_ends_its_round() -> None:
+    world = World(spec(2)).started("n0", "n1")
+    world.tick(60)
+    world.apply(lost(30.0, is_warden_alive=True))
+    assert [it.trigger for it in world.of(IncidentOpened)] == ["node_lost"]

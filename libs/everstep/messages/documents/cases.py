@@ -126,7 +126,7 @@ class NodeSign(Part, frozen=True, kw_only=True):
     """The part's own code for the failure: `XID 79`."""
     cause: Name = ""
     """For `left` the cause, as in `node_left`; for `returned` the way in which the node was
-    away."""
+    away; for `lost` `paused` if only its agent is silent."""
     silence_s: float = 0.0
     """For `lost`: how long the node had been silent."""
 

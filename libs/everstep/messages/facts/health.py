@@ -74,6 +74,8 @@ class NodeLost(Fact, frozen=True, kw_only=True, tag="node_lost.v1"):
     overload: str = ""
     """Why the silence tells little of the node: its processors were overloaded, or health itself
     was blind. Empty if neither is known."""
+    is_warden_alive: bool = False
+    """Only the node's agent is silent: the warden of its ranks answers."""
 
 
 class NodeReturned(Fact, frozen=True, kw_only=True, tag="node_returned.v1"):

@@ -155,12 +155,14 @@ def _lost(node: str, reason: str) -> str:
 
 
 def _of_lost(case: Case, sign: NodeSign, back: NodeSign | None, lost: int) -> Iterator[Claim]:
-    if back is not None and back.cause == "paused":  # its ranks may have run on
+    newest = back or sign
+    if newest.cause == "paused":  # its ranks may have run on
         has_ended = "node" in meaning_of(case.trigger).fault
         yield Claim(
             cause="host", kind="paused_agent", strength=0.85 if has_ended else _PAUSED,
-            is_transient=True, nodes=(sign.node,) if has_ended else (), fact=back.fact,
-            says=f"{sign.node} is back: {clean(back.reason, MOST_SAID)}",
+            is_transient=True, nodes=(sign.node,) if has_ended else (), fact=newest.fact,
+            says=f"{sign.node} is back: {clean(back.reason, MOST_SAID)}" if back
+            else f"only the agent of {sign.node} is silent: {clean(sign.reason, MOST_SAID)}",
         )  # fmt: skip
         return
     if back is not None and back.cause == "cut_off":

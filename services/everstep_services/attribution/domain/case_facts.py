@@ -307,7 +307,8 @@ class JobCases:
     def _lost(self, fact: NodeLost) -> str | None:
         if fact.is_replaced:  # the incident of the round has the reason already
             return None
-        sign = node_sign(fact, fact.node, "lost", fact.reason)
+        cause = "paused" if fact.is_warden_alive else ""
+        sign = node_sign(fact, fact.node, "lost", fact.reason, cause=cause)
         return self._sign(fact, replace(sign, silence_s=fact.silence_s))
 
     def _returned(self, fact: NodeReturned) -> str | None:

@@ -29,6 +29,8 @@ class NodeLoss:
     limit_s: float
     blind_s: float
     reason: str
+    is_warden_alive: bool = False
+    """Only the agent is silent: health has waited for it, as the warden of its ranks answers."""
     is_replaced: bool = False
     """A newer round has formed without the node."""
 
@@ -70,12 +72,20 @@ Finding = NodeLoss | NodeReturn
 
 
 def loss_of(
-    beat: NodeBeat, silence_s: float, limit_s: float, *, blind_s: float, evidence: str
+    beat: NodeBeat,
+    silence_s: float,
+    limit_s: float,
+    *,
+    blind_s: float,
+    evidence: str,
+    is_warden_alive: bool = False,
 ) -> NodeLoss:
     """The loss of the node whose last beat is `beat`."""
     state = f"its last beat: {beat.state}"
     if beat.round is not None:
         state += f", round {beat.round}" + ("" if beat.slot is None else f", slot {beat.slot}")
+    if is_warden_alive:
+        evidence += "; its warden answers: health has waited for its stopped agent"
     blind = f", without {blind_s:.1f} s in which health was blind" if blind_s >= _BLIND_S else ""
     # All observers hear the last beat, so their ids agree. Its time is part of the id, because an
     # agent that is started again counts its beats from the start.
@@ -87,6 +97,7 @@ def loss_of(
         blind_s=blind_s,
         reason=f"{beat.node} has been silent for {silence_s:.1f} s (limit {limit_s:g} s{blind}); "
         f"{state}; {evidence}",
+        is_warden_alive=is_warden_alive,
     )
 
 

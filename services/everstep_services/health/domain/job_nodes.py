@@ -404,9 +404,10 @@ class JobNodes:
     def _loss(self, node: _Node, at: ObserverTime, limit_s: float, evidence: str) -> NodeLoss:
         silence_s = at.seen_s - node.seen_s
         blind_s = max(0.0, at.now - node.heard_at - silence_s)
-        if at.seen_s - node.alive_s < _ALIVE_FOR_S:
-            evidence += "; its warden answers: health has waited for its stopped agent"
-        return loss_of(node.beat, silence_s, limit_s, blind_s=blind_s, evidence=evidence)
+        return loss_of(
+            node.beat, silence_s, limit_s, blind_s=blind_s, evidence=evidence,
+            is_warden_alive=at.seen_s - node.alive_s < _ALIVE_FOR_S,
+        )  # fmt: skip
 
     def _is_witnessed(self, node: _Node, seen_s: float) -> bool:
         """The bus and the observer work: another node was heard, and after this one's next beat.

@@ -138,7 +138,7 @@ def _event(job: str, round: int | None, otherwise: str) -> str:
 
 def _lost(fact: NodeLost, at: Time) -> NodeEvidence | None:
     key = _event(fact.job, fact.round, fact.id)
-    if fact.overload:  # the silence tells nothing of the node
+    if fact.overload or fact.is_warden_alive:  # the silence tells nothing of the node
         return NodeEvidence({}, event=key, excuses=fact.node)
     if fact.is_replaced:  # the strike is that of the incident
         return None

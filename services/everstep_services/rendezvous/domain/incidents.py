@@ -60,7 +60,7 @@ class Sign:
     injected_by: str = ""
     """Who made the fault on purpose, where the reason names them."""
     is_later: bool = False
-    """It happened after the round had ended, and explains nothing."""
+    """It happened after the round had ended, or only to an agent, and explains nothing."""
 
     @property
     def weight(self) -> int:
@@ -195,7 +195,7 @@ def extend(batch: Batch, *, now: bool = False) -> None:
             reports=incident.unsaid,
             nodes=incident.unsaid_nodes,
             ranks=incident.ranks,
-            reason=f"{incident.reports} reports; the cause seems to be: {incident.reason}",
+            reason=f"{incident.reports} reports; the one that explains most: {incident.reason}",
             lost=incident.lost,
         )
     )

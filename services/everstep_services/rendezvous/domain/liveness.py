@@ -29,7 +29,7 @@ def probed(batch: Batch, probe: Probed) -> None:
     if seat is not None and _is_held(batch, seat) and not _stays_closed(batch, probe.instance):
         return
     reason = f"{probe.node} is gone: its connection to the bus is closed"
-    _gone(batch, probe.node, probe.instance, reason)
+    _gone(batch, probe.instance, Sign("node_lost", reason, node=probe.node))
 
 
 def lost(batch: Batch, finding: NodeLost) -> None:
@@ -44,7 +44,11 @@ def lost(batch: Batch, finding: NodeLost) -> None:
     if _is_held(batch, seat):
         _hold(batch, seat, finding)
         return
-    _gone(batch, finding.node, seat.instance, finding.reason, finding.id, finding.silence_s)
+    sign = Sign(
+        "node_lost", finding.reason, node=finding.node, fact=finding.id,
+        detect_s=finding.silence_s, is_later=finding.is_warden_alive,
+    )  # fmt: skip
+    _gone(batch, seat.instance, sign)
 
 
 def _is_held(batch: Batch, seat: Seat) -> bool:
@@ -80,9 +84,10 @@ def fell_away(batch: Batch, seat: Seat, sign: Sign) -> None:
     """Remove a node that is gone; a round that needed it is over."""
     state, doc = batch.state, batch.state.doc
     heard_ago_s = batch.now.s - batch.memory.heard.get(seat.instance, -inf)
-    if sign.trigger == "node_lost" and doc.phase == "ending":
+    if sign.trigger == "node_lost":
         silent_s = min(sign.detect_s or inf, heard_ago_s)
-        sign = dataclasses.replace(sign, is_later=silent_s < batch.phase_s - _SLACK_S)
+        is_later = sign.is_later or silent_s < batch.phase_s - _SLACK_S
+        sign = dataclasses.replace(sign, is_later=is_later and doc.phase == "ending")
     batch.forget_agent(seat.instance)
     if doc.phase in OVER:
         state.drop(seat.node)
@@ -171,16 +176,8 @@ def _again_at(batch: Batch, seat: Seat) -> float:
     return 0.0 if probed_at is None else probed_at + batch.settings.probe_every_s
 
 
-def _gone(
-    batch: Batch,
-    node: str,
-    instance: str,
-    reason: str,
-    fact: str | None = None,
-    detect_s: float = 0.0,
-) -> None:
-    seat = batch.state.seat(node)
+def _gone(batch: Batch, instance: str, sign: Sign) -> None:
+    seat = None if sign.node is None else batch.state.seat(sign.node)
     if seat is None or seat.instance != instance or seat.stage == "gone":
         return
-    sign = Sign("node_lost", reason, node=node, fact=fact, detect_s=detect_s)
     fell_away(batch, seat, sign)
