@@ -66,6 +66,13 @@ IMPORT = (
     *_MAIN,
 )
 SHUTDOWN = ("_shutdown /usr/lib/python3.12/threading.py:1590",)
+_RUNNER = "/venv/lib/python3.12/site-packages/trainer_sdk/bootstrap"
+AFTER_SCRIPT = (f"_looks {_RUNNER}/torch_exit.py:116", f"_wait {_RUNNER}/torch_exit.py:71")
+RECORDING = (
+    "parse /usr/lib/python3.12/ast.py:50",
+    f"_report_end {_RUNNER}/script_runner.py:140",
+    f"run {_RUNNER}/script_runner.py:55",
+)
 POOL = (
     "_worker /usr/lib/python3.12/concurrent/futures/thread.py:81",
     "Thread.run /usr/lib/python3.12/threading.py:982",

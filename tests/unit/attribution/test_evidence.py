@@ -180,6 +180,14 @@ async def test_what_others_do_when_a_killed_rank_is_gone_is_no_cause(
     assert (found.ranks == (2,)) == (place == STEP)
 
 
+async def test_the_stack_of_a_rank_whose_end_is_on_record_tells_no_cause() -> None:
+    """It lost another rank, and was read while its process waited for torch's threads."""
+    waits = ("_looks", "/site-packages/trainer_sdk/bootstrap/torch_exit.py", 116)
+    members = [ArchiveMember(1, "json", stack(*ALL_REDUCE)), ArchiveMember(0, "json", stack(waits))]
+    found = await judged(case(ends=(KILLED, lost_peer(0))), {"stacks": pack(members, {})})
+    assert not found.others
+
+
 def gathers(sizes: Mapping[int, int], pending: int) -> bytes:
     """Recorders of ranks that an exception ended in an all_gather, as gloo's are (torch 2.13)."""
     now_ns = time.time_ns()

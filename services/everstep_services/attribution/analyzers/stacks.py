@@ -32,6 +32,9 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
     report = await asyncio.to_thread(_report, dumps, late, incident.case.world_size or None)
     if report.verdict != "odd_ranks":
         return ()
+    ended = {end.rank for end in incident.case.ends}
+    if all(it.activity == "exit" and it.rank in ended for it in report.suspects):
+        return ()  # their ends tell more
     return list(_claims(report, fact, await asyncio.to_thread(has_torn, incident.case)))
 
 

@@ -41,6 +41,8 @@ def _named(report: StackReport) -> list[tuple[int, str, str]]:
         (fake.SAVE, "checkpoint_save", "storage"),
         (fake.IMPORT, "import", "storage"),
         (fake.SHUTDOWN, "exit", "user_code"),
+        (fake.AFTER_SCRIPT, "exit", "user_code"),
+        (fake.RECORDING, "exit", "user_code"),
         (fake.FORWARD, "standing", "user_code"),
         ((*fake.QUEUE, *fake.FORWARD), "lock", "user_code"),
         (("clock_nanosleep libc.so.6", *fake.FORWARD), "sleep", "user_code"),
