@@ -49,8 +49,15 @@ def clip(value: str | None, most: int = 160) -> str:
     if len(value) <= most:
         return value
     end = most // 3 if most >= _SENTENCE else 0
-    tail = value[len(value) - end :]
-    return f"{beginning(value, most - end)}{tail.partition(' ')[2] or tail}"
+    _, mark, last = value.rpartition("; ")
+    tail = f"; {last}" if mark else value[len(value) - end :].partition(" ")[2]
+    if len(tail) > end:  # a part of a clause may say the contrary of the whole
+        tail = ""
+    room = most - len(tail)
+    whole = value.rfind("; ", 0, room - 1) if end else 0
+    if whole >= room // 3:
+        return f"{value[:whole]}; …{tail.removeprefix(';')}"
+    return f"{beginning(value, room)}{tail}"
 
 
 def moment(text: str | datetime | None) -> datetime | None:

@@ -56,6 +56,11 @@ def test_a_long_sentence_keeps_its_end_and_a_long_name_its_beginning() -> None:
     assert 140 < len(clip(why, 160)) <= 160
     assert clip(why, 160).startswith("rank 1 exited with 1: RuntimeError")
     assert clip(why, 160).endswith("; restart 1 of 4")
+    victim = (
+        f"n2 left: SIGTERM announced that it ends; rank 0 failed only {'so ' * 9}because of that"
+    )
+    assert clip(f"{victim}; first reported: {'text ' * 30}", 80) == f"{victim[:39]}; …"
+    assert clip(f"{victim}; {'text ' * 30}; restart 1", 80) == f"{victim[:39]}; … restart 1"
     assert clip("n" * 50, 40) == "n" * 39 + "…"
     assert (clip(None), clip("short", 160)) == ("—", "short")
 
