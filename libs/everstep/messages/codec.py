@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar, Union, get_args, get_type_hints
 import msgspec
 
 from everstep.errors import EverstepError
-from everstep.messages.base import Count, Message, Name, Part, Time, tag_of
+from everstep.messages.base import Count, Fact, Message, Name, Part, Time, tag_of
 from everstep.messages.registry import MESSAGE_TYPES
 
 MAX_MESSAGE_BYTES = 1024 * 1024
@@ -111,6 +111,15 @@ def decode_as(data: bytes, of: type[M]) -> M:
     """The message, which must be of this type."""
     decoder: msgspec.json.Decoder[M] = _decoder_of(of)
     return _decoded(decoder, data)
+
+
+def fact_in(body: str) -> Fact | None:
+    """The fact that was stored as this text; None if this release cannot read it."""
+    try:
+        message = decode(body.encode())
+    except BadMessageError:
+        return None
+    return message if isinstance(message, Fact) else None
 
 
 def envelope(data: bytes) -> Envelope:

@@ -10,7 +10,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from everstep.messages import Fact, kind_of
-from everstep.messages.codec import BadMessageError, UnknownMessageError, decode
+from everstep.messages.codec import fact_in
 from everstep.store import tables
 from everstep.store.database import Database
 from everstep.store.errors import SchemaTooNewError
@@ -231,9 +231,6 @@ def _recorded(new: Sequence[NewFact], before: int, received_us: int) -> Iterable
 
 def _decoded(rows: Iterable[Any]) -> Iterable[LoggedFact]:
     for n, received_us, body in rows:
-        try:
-            message = decode(body.encode())
-        except (BadMessageError, UnknownMessageError):
-            continue
-        if isinstance(message, Fact):
-            yield LoggedFact(n, received_us, message)
+        fact = fact_in(body)
+        if fact is not None:
+            yield LoggedFact(n, received_us, fact)

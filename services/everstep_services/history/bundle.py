@@ -26,8 +26,8 @@ from everstep import __version__
 from everstep.clock import SystemClock
 from everstep.errors import EverstepError
 from everstep.evidence.files import open_regular
-from everstep.messages import BlobRef, Fact
-from everstep.messages.codec import BadMessageError, decode
+from everstep.messages import BlobRef
+from everstep.messages.codec import BadMessageError, fact_in
 from everstep.store import tables
 from everstep.store.database import WARY, Database, open_database
 from everstep.store.evidence_copies import EvidenceCopies
@@ -313,16 +313,8 @@ def _new(row: Record) -> NewFact:
     return NewFact(
         sequence=row["n"], id=row["id"], job=row["job"], kind=row["kind"], round=row["round"],
         node=row["node"], at_us=row["at_us"], source=row["source"], body=body,
-        fact=_decoded(body),
+        fact=fact_in(body),
     )  # fmt: skip
-
-
-def _decoded(body: str) -> Fact | None:
-    try:
-        message = decode(body.encode())
-    except BadMessageError:
-        return None  # of a newer release: it is kept as it is
-    return message if isinstance(message, Fact) else None
 
 
 async def _copy_blobs(

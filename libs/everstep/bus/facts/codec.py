@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 
 from everstep.bus.ports import Delivered
 from everstep.messages import Fact, kind_of
-from everstep.messages.codec import BadMessageError, decode
+from everstep.messages.codec import BadMessageError, decode, fact_in
 from everstep.subjects import is_name
 
 log = logging.getLogger(__name__)
@@ -30,13 +30,7 @@ def fact_of(message: Delivered, kinds: Collection[str]) -> Fact | None:
 
 def facts_in(outbox: Iterable[str]) -> list[Fact]:
     """Return the facts that a write has decided; any replica may record them, more than once."""
-    facts: list[Fact] = []
-    for text in outbox:
-        try:
-            fact = decode(text.encode())
-        except BadMessageError as error:
-            log.info("fact_left error=%s", error)  # a replica of the newer release records it
-            continue
-        if isinstance(fact, Fact):
-            facts.append(fact)
-    return facts
+    decoded = [fact_in(text) for text in outbox]
+    if None in decoded:
+        log.info("facts_left count=%d", decoded.count(None))  # a newer release records them
+    return [fact for fact in decoded if fact is not None]

@@ -9,8 +9,8 @@ from typing import Any
 
 from sqlalchemy import Select, select
 
-from everstep.messages import Fact, decode, kind_of
-from everstep.messages.codec import BadMessageError
+from everstep.messages import kind_of
+from everstep.messages.codec import fact_in
 from everstep.store import tables
 from everstep.store.database import Database
 from everstep_services.history.goodput.ledger import LedgerSegment, segments
@@ -49,8 +49,8 @@ class _Known:
 
     def take(self, rows: Sequence[Any]) -> None:
         """Add facts from the log, in its order."""
-        facts = [(_decoded(row.body), row.received_us / 1e6) for row in rows]
-        read = [(fact, by_s) for fact, by_s in facts if fact is not None]
+        facts = [(fact_in(row.body), row.received_us / 1e6) for row in rows]
+        read = [(fact, by_s) for fact, by_s in facts if isinstance(fact, KINDS)]
         if read:
             self.trace.take((fact for fact, _ in read), (by_s for _, by_s in read))
             self.taken += len(read)
@@ -167,12 +167,3 @@ def _groups(jobs: Sequence[JobNews], sizes: Sequence[int]) -> Iterator[Sequence[
         room -= size
     if group:
         yield group
-
-
-def _decoded(body: str) -> Fact | None:
-    """The fact; None where this release cannot read it."""
-    try:
-        message = decode(body.encode())
-    except BadMessageError:
-        return None
-    return message if isinstance(message, KINDS) else None

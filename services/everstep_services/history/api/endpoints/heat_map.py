@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 from sqlalchemy import select
 
-from everstep.messages import HeatMapDrawn, HeatMapPart, NodeRun, ShowHeatMap, decode
+from everstep.messages import HeatMapDrawn, HeatMapPart, NodeRun, ShowHeatMap
+from everstep.messages.codec import fact_in
 from everstep.store import tables
 from everstep.store.queries import SortOrder, page, slow_ranks
 from everstep_services.history.api.context import Context, Ctx, Reader
@@ -127,7 +128,7 @@ async def _recorded(context: Context, job: str) -> Sequence[HeatMapPart]:
     query = select(facts.body).where(facts.job == job, facts.kind == "heat_map_drawn")
     async with context.database.read() as connection:
         bodies = (await connection.scalars(query.order_by(facts.n.desc()).limit(_PARTS_MOST))).all()
-    drawn = (fact for body in bodies if isinstance(fact := decode(body.encode()), HeatMapDrawn))
+    drawn = (fact for body in bodies if isinstance(fact := fact_in(body), HeatMapDrawn))
     sound = [part for part in map(_part_of, drawn) if _is_sound(part)]
     parts = [
         part for part in sound if (part.round, part.windows) == (sound[0].round, sound[0].windows)

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query
 from pydantic import Field
 from sqlalchemy import ColumnElement, select
 
-from everstep.messages.codec import BadMessageError, UnknownMessageError, decode
+from everstep.messages.codec import fact_in
 from everstep.messages.facts.ranks import RankExited
 from everstep.store import tables
 from everstep.store.incident_story import (
@@ -296,8 +296,5 @@ def _traceback(story: IncidentStory) -> str | None:
     """The primary exit, complete, from its fact."""
     if story.primary_body is None:
         return None
-    try:
-        fact = decode(story.primary_body.encode())
-    except (BadMessageError, UnknownMessageError):
-        return None
+    fact = fact_in(story.primary_body)
     return fact.error.traceback if isinstance(fact, RankExited) and fact.error else None
