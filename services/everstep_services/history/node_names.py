@@ -1,14 +1,16 @@
-"""Checks that nodes are on record before anything is done about them."""
+"""What is on record about nodes that are named: which of them there are, and their jobs."""
 
 from collections.abc import Mapping, Sequence
 
-from sqlalchemy import select
+from sqlalchemy import exists, or_, select
 
 from everstep.store import tables
 from everstep.store.database import Database
+from everstep.store.queries import is_begun, is_over
 from everstep_services.history.operator_requests import did_you_mean, unknown_nodes
 
 _CANDIDATES_MOST = 5000
+_JOBS_MOST = 1000
 
 
 async def unknown_nodes_text(
@@ -31,6 +33,18 @@ async def unknown_nodes_text(
 async def similar_nodes(database: Database, name: str) -> str:
     """The nodes on record with names close to this one, as the end of a sentence."""
     return did_you_mean(name, await _some_nodes(database))
+
+
+async def jobs_of_node(database: Database, node: str) -> list[str]:
+    """The jobs that the node takes part in."""
+    jobs, members, nodes = tables.jobs.c, tables.round_members.c, tables.nodes.c
+    has_slot = exists().where(
+        members.job == jobs.job, members.round == jobs.round, members.node == node
+    )
+    has_joined = exists().where(nodes.node == node, nodes.job == jobs.job, nodes.state == "joined")
+    query = select(jobs.job).where(is_begun(), ~is_over(), or_(has_slot, has_joined))
+    async with database.read() as connection:
+        return sorted((await connection.execute(query.limit(_JOBS_MOST))).scalars())
 
 
 async def _some_nodes(database: Database) -> list[str]:

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, TypeVar
 
 from everstep.bus.errors import AskRefusedError, AskTimeoutError, BusDeniedError, BusError
 from everstep.bus.ports import Bus
@@ -110,41 +110,20 @@ class _Way:
     """The service's own verb, where it differs."""
 
 
-class _Asker(TypedDict):
-    """What every request has: the job, and who asks for what reason from where."""
-
-    job: str
-    by: str
-    reason: str
-    origin: str
-
-
-class _Measurement(_Asker):
-    nodes: tuple[str, ...]
-    partners: int
-    is_beside_training: bool
-
-
-class _Capture(_Asker):
-    evidence: tuple[str, ...]
-    ranks: tuple[int, ...]
-    within_s: float
-
-
-def _set_limit(*, section: str, limit_s: float, **asker: Unpack[_Asker]) -> SetLimit:
+def _set_limit(*, section: str, limit_s: float, **asker: Any) -> SetLimit:
     limit = SectionLimit(section=section, limit_s=limit_s, source="configured")
     return SetLimit(limit=limit, **asker)
 
 
-def _check(*, node: str, checks: tuple[str, ...] = (), **asker: Unpack[_Asker]) -> RequestChecks:
+def _check(*, node: str, checks: tuple[str, ...] = (), **asker: Any) -> RequestChecks:
     return RequestChecks(nodes=(node,), checks=checks, **asker)
 
 
-def _measure(*, test: str | None, **asked: Unpack[_Measurement]) -> RequestMeasurement:
+def _measure(*, test: str | None, **asked: Any) -> RequestMeasurement:
     return RequestMeasurement(test=test or new_id(), **asked)
 
 
-def _capture(*, capture: str | None, **asked: Unpack[_Capture]) -> RequestEvidence:
+def _capture(*, capture: str | None, **asked: Any) -> RequestEvidence:
     return RequestEvidence(incident=f"{CAPTURE}{capture or new_id()}", **asked)
 
 

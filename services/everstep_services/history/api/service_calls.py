@@ -1,20 +1,24 @@
 """Forwards requests of people to the service that carries them out, and logs who asked."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from sqlalchemy import exists, or_, select
+from sqlalchemy import select
 
 from everstep.bus.errors import BusDeniedError
 from everstep.store import tables
-from everstep.store.queries import SortOrder, is_begun, is_over, page
+from everstep.store.queries import SortOrder, is_begun, page
 from everstep.store.tokens import Token
 from everstep.subjects import CLUSTER
 from everstep_services.history.api.context import Context
 from everstep_services.history.api.dto.operators import Decided, RequestBody
 from everstep_services.history.api.http.problems import ProblemError, not_found
+from everstep_services.history.node_names import jobs_of_node
 from everstep_services.history.operator_requests import (
     NoSuchJobError,
     OperatorRequest,
+    RequestError,
     RequestRefusedError,
     ServiceUnavailableError,
     Verb,
@@ -55,27 +59,31 @@ async def do(
     return Decided(job=job, action=verb, node=node, by=who, text=text)
 
 
+@contextmanager
+def problems_of(service: str, refused: tuple[int, str] | None = None) -> Iterator[None]:
+    """Make problems of the errors of a question; `refused` has status and code of a refusal."""
+    try:
+        yield
+    except (RequestError, BusDeniedError) as error:
+        if refused is not None and isinstance(error, RequestRefusedError):
+            raise ProblemError(*refused, str(error)) from error
+        raise unavailable(service, error) from error
+
+
 def asker(by: Token, wanted: RequestBody) -> str:
     """The name of the person for the record."""
     return by.name if wanted.user is None else f"{wanted.user} ({by.name})"
 
 
-def unavailable(service: str, error: Exception) -> ProblemError:
+def unavailable(service: str, why: object) -> ProblemError:
     """The problem of a service that cannot be reached now."""
     later = {"Retry-After": "5"}
-    return ProblemError(503, f"{service}_unavailable", str(error), headers=later)
+    return ProblemError(503, f"{service}_unavailable", str(why), headers=later)
 
 
 async def job_of(context: Context, node: str) -> str:
     """The only job that this node takes part in, according to the record."""
-    jobs, members, nodes = tables.jobs.c, tables.round_members.c, tables.nodes.c
-    has_slot = exists().where(
-        members.job == jobs.job, members.round == jobs.round, members.node == node
-    )
-    has_joined = exists().where(nodes.node == node, nodes.job == jobs.job, nodes.state == "joined")
-    query = select(jobs.job).where(is_begun(), ~is_over(), or_(has_slot, has_joined))
-    listing = await page(context.database, query, SortOrder((jobs.job,)), None, _NAMES_MOST)
-    names = [str(row["job"]) for row in listing.rows]
+    names = await jobs_of_node(context.database, node)
     if not names:
         raise not_found(f"job that node {node} takes part in")
     if len(names) > 1:

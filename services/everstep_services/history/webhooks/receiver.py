@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import exists, or_, select
-
 from everstep.bus.errors import BusDeniedError, BusError
 from everstep.bus.input_failures import InputFailures
 from everstep.bus.ports import Bus
@@ -22,7 +20,6 @@ from everstep.ids import BadNameError, checked_name
 from everstep.messages import ControlDocument
 from everstep.messages.codec import BadMessageError, decode_as
 from everstep.settings import SettingsError, read_secret
-from everstep.store import tables
 from everstep.store.database import Database
 from everstep.store.errors import StoreError
 from everstep.store.maintenance import (
@@ -31,11 +28,10 @@ from everstep.store.maintenance import (
     MaintenanceState,
     NoticeChange,
 )
-from everstep.store.queries import is_begun, is_over
 from everstep.store.times import from_us, to_us
 from everstep.subjects import CLUSTER
 from everstep_services.history.api.http.problems import ProblemError
-from everstep_services.history.node_names import unknown_nodes_text
+from everstep_services.history.node_names import jobs_of_node, unknown_nodes_text
 from everstep_services.history.notifications.targets import SIGNATURE, TIMESTAMP, signed_headers
 from everstep_services.history.operator_requests import (
     NoSuchJobError,
@@ -268,7 +264,9 @@ class MaintenanceReceiver:
             return "failed", "its end had passed before anything could be done"
         try:
             why_not = await self._why_not(notice)
-            jobs = await self._jobs(notice.node) if notice.action == "drain" else []
+            jobs = (
+                await jobs_of_node(self._database, notice.node) if notice.action == "drain" else []
+            )
             if why_not:
                 about = f" of {', '.join(jobs)}" if jobs else ""
                 return "observed", f"would {notice.action} {notice.node}{about}: {why_not}"
@@ -316,16 +314,3 @@ class MaintenanceReceiver:
         except BadMessageError:
             return "the switches cannot be read"
         return "the brake is on" if control is not None and control.is_braked else ""
-
-    async def _jobs(self, node: str) -> list[str]:
-        """The jobs that the node takes part in, according to the record."""
-        jobs, members, nodes = tables.jobs.c, tables.round_members.c, tables.nodes.c
-        has_slot = exists().where(
-            members.job == jobs.job, members.round == jobs.round, members.node == node
-        )
-        has_joined = exists().where(
-            nodes.node == node, nodes.job == jobs.job, nodes.state == "joined"
-        )
-        query = select(jobs.job).where(is_begun(), ~is_over(), or_(has_slot, has_joined))
-        async with self._database.read() as connection:
-            return sorted((await connection.execute(query.limit(100))).scalars())

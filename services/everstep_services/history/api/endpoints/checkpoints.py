@@ -24,7 +24,7 @@ from everstep.messages import (
     kind_of,
 )
 from everstep.messages.base import shared
-from everstep.messages.codec import BadMessageError, decode
+from everstep.messages.codec import fact_in
 from everstep.store import tables
 from everstep.store.queries import Record, SortOrder, first, is_begun, job_state, page
 from everstep.store.times import to_us
@@ -60,13 +60,11 @@ from everstep_services.history.api.http.parameters import (
     Whole,
     Word,
 )
-from everstep_services.history.api.http.problems import ProblemError, not_found, responses
-from everstep_services.history.api.service_calls import asker, do, no_such_job, unavailable
+from everstep_services.history.api.http.problems import not_found, responses
+from everstep_services.history.api.service_calls import asker, do, no_such_job, problems_of
 from everstep_services.history.operator_requests import (
     LOOK_WITHIN_S,
     RequestError,
-    RequestRefusedError,
-    ServiceUnavailableError,
     ask,
 )
 
@@ -208,12 +206,10 @@ async def locate_checkpoint(
     question = LocateCheckpoint(
         job=job, round=row["round"] or 0, world_size=row["world_size"] or 0, step=step
     )
-    try:
+    with problems_of("catalog"):
         reply = await ask(
             context.bus, "catalog", "locate", question, CheckpointsLocated, see=f"ckpt ls {job}"
         )
-    except (RequestError, BusDeniedError) as error:
-        raise unavailable("catalog", error) from error
     return LocatedCheckpoints(
         job=job,
         places=[_shown(place) for place in reply.places],
@@ -233,10 +229,8 @@ async def get_checkpoint(
 ) -> Checkpoint:
     """A checkpoint, and the nodes that hold its parts. Its history is at `/facts?job=…`."""
     await check_known(context, job)
-    try:
+    with problems_of("catalog"):
         places = await _list(context, job, _MOST, tier or "")
-    except (RequestError, BusDeniedError) as error:
-        raise unavailable("catalog", error) from error
     checkpoint = next((place for place in places if place.step == step), None)
     if checkpoint is None:
         raise not_found(f"checkpoint of step {step} of job {job}")
@@ -270,14 +264,10 @@ async def collect_checkpoints(
     await check_known(context, job)
     who, why = asker(by, wanted), wanted.reason
     question = CollectCheckpoints(job=job, by=who, reason=why, origin="rest", **wanted.details())
-    try:
+    with problems_of("catalog", refused=(409, "refused")):
         reply = await ask(
             context.bus, "catalog", "collect", question, CheckpointsCollected, see=f"ckpt ls {job}"
         )
-    except RequestRefusedError as error:
-        raise ProblemError(409, "refused", str(error)) from error
-    except (ServiceUnavailableError, BusDeniedError) as error:
-        raise unavailable("catalog", error) from error
     judged = [JudgedOut(**msgspec.structs.asdict(item)) for item in reply.judged]
     return Collected(job=job, judged=judged, text=reply.text)
 
@@ -327,10 +317,7 @@ async def _on_record(context: Context, job: str, limit: int) -> list[Checkpoint]
     listing = await page(context.database, query, newest, None, _MOST)
     committed: dict[str, CheckpointCommitted] = {}
     for row in reversed(listing.rows):
-        try:
-            fact = decode(str(row["body"]).encode())
-        except BadMessageError:
-            continue  # of a newer release
+        fact = fact_in(row["body"])
         if isinstance(fact, CheckpointCommitted) and fact.tier == "global":
             committed[fact.path] = fact
         elif isinstance(fact, CheckpointDeleted):

@@ -5,7 +5,7 @@ from typing import Annotated, TypeVar
 from fastapi import APIRouter, Query
 from pydantic import Field
 
-from everstep.bus.errors import BusDeniedError, BusError
+from everstep.bus.errors import BusError
 from everstep.messages import ControlDocument, NodesDocument, ShowSwitches, SwitchTable
 from everstep.messages.base import DocumentBody
 from everstep.messages.codec import BadMessageError, decode_as
@@ -21,8 +21,8 @@ from everstep_services.history.api.dto.health import (
 from everstep_services.history.api.dto.operators import BrakeWanted, ControlWanted, Decided
 from everstep_services.history.api.http.parameters import NAME, RequestModel
 from everstep_services.history.api.http.problems import responses
-from everstep_services.history.api.service_calls import do, unavailable
-from everstep_services.history.operator_requests import RequestError, ask
+from everstep_services.history.api.service_calls import do, problems_of, unavailable
+from everstep_services.history.operator_requests import ask
 
 D = TypeVar("D", bound=DocumentBody)
 
@@ -62,12 +62,10 @@ async def get_straggler_switches(
 ) -> SwitchesInForce:
     """The switches of straggler detection: each with its value and the origin of the value."""
     question = ShowSwitches(job=asked.job or CLUSTER)
-    try:
+    with problems_of("straggler"):
         table = await ask(
             context.bus, "straggler", "switches", question, SwitchTable, see="control show"
         )
-    except (RequestError, BusDeniedError) as error:
-        raise unavailable("straggler", error) from error
     return SwitchesInForce(
         job=asked.job,
         switches=[
@@ -100,20 +98,8 @@ async def set_brake(context: Ctx, by: Operator, wanted: BrakeWanted) -> Decided:
 
 
 async def _switches(context: Context, job: str | None) -> Switches:
-    document, revision = await _read(context, "CONTROL", job or CLUSTER, ControlDocument)
-    if document is None:
-        return Switches(
-            job=job,
-            is_braked=False,
-            braked_by=None,
-            brake_reason=None,
-            modes={},
-            settings={},
-            exclusions=[],
-            changed_by=None,
-            reason=None,
-            revision=revision,
-        )
+    stored, revision = await _read(context, "CONTROL", job or CLUSTER, ControlDocument)
+    document = stored or ControlDocument(settings={}, modes={}, changed_by="", reason="")
     return Switches(
         job=job,
         is_braked=document.is_braked,

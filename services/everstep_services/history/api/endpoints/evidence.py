@@ -12,7 +12,7 @@ import msgspec
 from fastapi import APIRouter, Path, Response
 from msgspec.structs import replace
 
-from everstep.bus.errors import BlobMissingError, BusDeniedError, BusError
+from everstep.bus.errors import BlobMissingError, BusError
 from everstep.evidence.archive import is_archive
 from everstep.messages import (
     BlobRef,
@@ -30,9 +30,9 @@ from everstep_services.history.api.dto.evidence import Collectives, Stacks
 from everstep_services.history.api.endpoints.incidents import IncidentId, job_of_incident
 from everstep_services.history.api.http.parameters import NAME
 from everstep_services.history.api.http.problems import ProblemError, not_found, responses
-from everstep_services.history.api.service_calls import unavailable
+from everstep_services.history.api.service_calls import problems_of, unavailable
 from everstep_services.history.mask import mask_file
-from everstep_services.history.operator_requests import RequestError, RequestRefusedError, ask
+from everstep_services.history.operator_requests import ask
 
 log = logging.getLogger(__name__)
 router = APIRouter(tags=["incidents"])
@@ -152,14 +152,10 @@ async def _read(
         ended=tuple({piece["ended"] for piece in there} - {None}),
     )
     see = f"incident report {incident}"
-    try:
+    with problems_of("attribution", refused=(409, "not_readable")):
         return await ask(
             context.bus, "attribution", verb, question, of, see=see, within_s=_READ_WITHIN_S
         )
-    except RequestRefusedError as error:
-        raise ProblemError(409, "not_readable", str(error)) from error
-    except (RequestError, BusDeniedError) as error:
-        raise unavailable("attribution", error) from error
 
 
 async def _lent(context: Context, pieces: Sequence[EvidencePiece]) -> tuple[EvidencePiece, ...]:
@@ -239,10 +235,8 @@ async def blob_content(context: Context, ref: BlobRef, code: str = "evidence_gon
         why = kept.absent if kept is not None and kept.absent else str(error)
         raise ProblemError(410, code, f"it was kept for some time: {why}") from None
     except (BusError, TimeoutError):
-        raise ProblemError(
-            503,
-            "bus_unavailable",
+        raise unavailable(
+            "bus",
             "it has not been copied yet, and the bus that has it cannot be reached: try again "
             "when the bus is back (`is_bus_connected` in /api/v1/status)",
-            headers={"Retry-After": "5"},
         ) from None

@@ -28,6 +28,7 @@ from everstep_services.history.api.http.parameters import (
     Whole,
 )
 from everstep_services.history.api.http.problems import ProblemError, responses
+from everstep_services.history.api.service_calls import unavailable
 from everstep_services.history.rank_logs.lines import cycle_text
 from everstep_services.history.rank_logs.reader import (
     LinePage,
@@ -268,12 +269,10 @@ async def _asked(answer: Awaitable[T]) -> T:
     try:
         return await answer
     except (BusError, TimeoutError) as error:
-        raise ProblemError(
-            503,
-            "bus_unavailable",
+        raise unavailable(
+            "bus",
             "the log store is on the bus, which cannot be reached: try again when the bus is back "
             "(`is_bus_connected` in /api/v1/status); the files are on the nodes",
-            headers={"Retry-After": "5"},
         ) from error
 
 

@@ -8,7 +8,6 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 from sqlalchemy import func, select
 
-from everstep.bus.errors import BusDeniedError
 from everstep.messages import Question, RankScoreTable, Reply, ShowScores, ShowTimings, TimingTable
 from everstep.slow_rank_causes import SlowRankCause
 from everstep.store import tables
@@ -33,13 +32,8 @@ from everstep_services.history.api.http.parameters import (
     Whole,
 )
 from everstep_services.history.api.http.problems import ProblemError, responses
-from everstep_services.history.api.service_calls import unavailable
-from everstep_services.history.operator_requests import (
-    NoSuchJobError,
-    RequestError,
-    RequestRefusedError,
-    ask,
-)
+from everstep_services.history.api.service_calls import problems_of
+from everstep_services.history.operator_requests import NoSuchJobError, ask
 
 router = APIRouter(tags=["slow ranks"])
 
@@ -120,11 +114,10 @@ async def _found(
 ) -> PageOf[SlowRank]:
     columns = tables.stragglers.c
     query = slow_ranks(job, asked.state)
-    for column, value in ((columns.node, asked.node), (columns.rank, asked.rank)):
+    wanted = {columns.node: asked.node, columns.rank: asked.rank, columns.round: asked.round}
+    for column, value in wanted.items():
         if value is not None:
             query = query.where(column == value)
-    if asked.round is not None:
-        query = query.where(columns.round == asked.round)
     if asked.cause:
         query = query.where(columns.cause.in_(asked.cause))
     order = SortOrder((columns.n,), is_descending=asked.order == "desc")
@@ -241,15 +234,12 @@ async def _end_of(context: Context, job: str) -> str:
 async def ask_straggler(context: Context, verb: str, question: Question, of: type[R]) -> R:
     """The answer of straggler, or a problem with the reason why there is none."""
     see = f"stragglers {question.job} --history"
-    try:
-        return await ask(context.bus, "straggler", verb, question, of, see=see)
-    except NoSuchJobError as error:
-        detail = await _end_of(context, question.job) or (
-            f"no timings of job {question.job} have arrived: it does not run, has sent none yet, "
-            f"or straggler.timings is off"
-        )
-        raise ProblemError(404, "not_found", detail) from error
-    except RequestRefusedError as error:
-        raise ProblemError(422, "refused", str(error)) from error
-    except (RequestError, BusDeniedError) as error:
-        raise unavailable("straggler", error) from error
+    with problems_of("straggler", refused=(422, "refused")):
+        try:
+            return await ask(context.bus, "straggler", verb, question, of, see=see)
+        except NoSuchJobError as error:
+            detail = await _end_of(context, question.job) or (
+                f"no timings of job {question.job} have arrived: it does not run, has sent none "
+                f"yet, or straggler.timings is off"
+            )
+            raise ProblemError(404, "not_found", detail) from error
