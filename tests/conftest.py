@@ -83,6 +83,17 @@ def _hear_nothing(_: int, __: object) -> None:
     """A run under `nohup`, or in the background, ignores signals; what it starts must not."""
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Tests and all that they import stay until the end: nobody looks for garbage in them."""
+    gc.disable()
+    collected = yield
+    gc.enable()
+    gc.collect()
+    gc.freeze()
+    return collected
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Of xdist, before a process begins."""
@@ -203,13 +214,18 @@ async def nats(tmp_path: Path) -> AsyncIterator[DevServer]:
         yield server
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _freezes_no_more() -> Iterator[None]:
+    """A service in the test's process would keep its garbage for ever."""
+    with patch.object(gc, "freeze"):
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _collects_as_before() -> Iterator[None]:
-    """A service in the test's process takes what is there out of the collector's sight for ever."""
+    """A service in the test's process has it collect garbage less often."""
     yield
     gc.enable()
-    if gc.get_freeze_count():
-        gc.unfreeze()
     gc.set_threshold(*_COLLECT_AFTER)
     if len(os.listdir("/proc/self/fd")) > _MANY_OPEN:
         gc.collect()  # in a large process a full collection is rare, and pages wait for it

@@ -60,7 +60,7 @@ def test_every_cited_id_is_known() -> None:
 
 
 def test_each_id_has_one_short_sentence() -> None:
-    for id_, sentence in coverage(ROOT).sentences.items():
+    for id_, sentence in tomllib.loads((ROOT / "tests/acceptance.toml").read_text()).items():
         assert 20 < len(sentence) < 100, id_
         assert "\n" not in sentence, id_
 
