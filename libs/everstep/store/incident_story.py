@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, case, except_, func, or_, select, true
+from sqlalchemy import ColumnElement, Select, Table, case, except_, func, or_, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from everstep.incident_causes import meaning_of
@@ -146,7 +146,7 @@ async def _story(connection: AsyncConnection, job: str, row: Record) -> Incident
     # Of a case whose round went on: later incidents are about the ends in it.
     has_ended = numerics is None or numerics["incident"] != row["incident"]
     exits = await _failures(connection, job, row) if has_ended else []
-    actions = await _actions(connection, job, row["incident"])
+    actions = await _of_incident(connection, tables.actions, row)
     primary = await _primary(connection, job, row, actions) if has_ended else None
     rounds = await _rounds(connection, job, row)
     stalls = await _stalls(connection, job, row) if has_ended else []
@@ -165,9 +165,9 @@ async def _story(connection: AsyncConnection, job: str, row: Record) -> Incident
         else await numerics_acts(connection, job, [numerics["case"]]),
         exits=exits,
         verdicts=await _verdicts(connection, job, row),
-        corrections=await _corrections(connection, job, row["incident"]),
+        corrections=await _of_incident(connection, tables.verdict_corrections, row, newest=_FEW),
         similar=await _similar(connection, row),
-        evidence=await _evidence(connection, job, row["incident"]),
+        evidence=await _of_incident(connection, tables.evidence, row),
         actions=actions,
         rounds=rounds,
         nodes_out=out,
@@ -317,12 +317,6 @@ async def _verdicts(connection: AsyncConnection, job: str, row: Record) -> Seque
     return await _all(connection, query.order_by(holds_first, table.c.n.desc()).limit(_FEW))
 
 
-async def _corrections(connection: AsyncConnection, job: str, incident: str) -> Sequence[Record]:
-    table = tables.verdict_corrections
-    query = select(table).where(table.c.job == job, table.c.incident == incident)
-    return await _all(connection, query.order_by(table.c.n.desc()).limit(_FEW))
-
-
 async def _similar(connection: AsyncConnection, row: Record) -> Sequence[Record]:
     """The same failure first, then the nodes that the first report or the verdict names.
 
@@ -350,16 +344,13 @@ async def _had_several_nodes(connection: AsyncConnection, job: str) -> bool:
     return len(await _all(connection, query.limit(2))) > 1
 
 
-async def _evidence(connection: AsyncConnection, job: str, incident: str) -> Sequence[Record]:
-    table = tables.evidence
-    query = select(table).where(table.c.job == job, table.c.incident == incident)
-    return await _all(connection, query.order_by(table.c.n).limit(_MANY))
-
-
-async def _actions(connection: AsyncConnection, job: str, incident: str) -> Sequence[Record]:
-    table = tables.actions
-    query = select(table).where(table.c.job == job, table.c.incident == incident)
-    return await _all(connection, query.order_by(table.c.n).limit(_MANY))
+async def _of_incident(
+    connection: AsyncConnection, table: Table, row: Record, *, newest: int | None = None
+) -> Sequence[Record]:
+    """The first rows about an incident; with `newest`, that number of the last, in reverse."""
+    query = select(table).where(table.c.job == row["job"], table.c.incident == row["incident"])
+    order = table.c.n if newest is None else table.c.n.desc()
+    return await _all(connection, query.order_by(order).limit(newest or _MANY))
 
 
 async def _rounds(connection: AsyncConnection, job: str, row: Record) -> Sequence[Record]:

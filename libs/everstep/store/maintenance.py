@@ -92,7 +92,7 @@ class MaintenanceNotices:
             )
             shown = select(maintenance).where(of_nodes).order_by(table.sender, table.node)
             rows = (await connection.execute(shown)).mappings().all()
-        return [_notice(row) for row in rows], done.rowcount
+        return [notice_of(row) for row in rows], done.rowcount
 
     async def _lock(self, connection: AsyncConnection, id_: str) -> None:
         """Until this transaction ends, no other message about the id is taken.
@@ -134,7 +134,7 @@ class MaintenanceNotices:
                     .values(next_us=again_us, attempts=row["attempts"] + 1)
                 )
                 if done.rowcount:
-                    taken.append(_notice({**row, "attempts": row["attempts"] + 1}))
+                    taken.append(notice_of({**row, "attempts": row["attempts"] + 1}))
         return taken
 
     async def end(self, notice: MaintenanceNotice, state: MaintenanceState, outcome: str) -> None:
@@ -166,7 +166,7 @@ async def _put(connection: AsyncConnection, notice: MaintenanceNotice) -> Notice
     query = select(maintenance).where(here).with_for_update()
     row = (await connection.execute(query)).mappings().first()
     if row is not None:
-        earlier = _notice(row)
+        earlier = notice_of(row)
         if earlier.state != "waiting" or earlier.sent_us >= notice.sent_us:
             is_stale = earlier.state == "cancelled" or not _same(earlier, notice)
             return NoticeChange(earlier, is_stale=is_stale)
@@ -204,5 +204,6 @@ def _same(earlier: MaintenanceNotice, other: MaintenanceNotice) -> bool:
     )  # fmt: skip
 
 
-def _notice(row: Mapping[Any, Any]) -> MaintenanceNotice:
+def notice_of(row: Mapping[Any, Any]) -> MaintenanceNotice:
+    """The notice of a row."""
     return MaintenanceNotice(**{str(name): value for name, value in row.items()})

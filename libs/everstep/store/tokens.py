@@ -4,7 +4,7 @@ import hmac
 import re
 import secrets
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any, Literal, get_args
 
@@ -58,14 +58,7 @@ class Tokens:
         """A new token and its text, which cannot be read again."""
         token = Token(secrets.token_hex(6), name, scope, now_us, expires_us)
         secret = secrets.token_hex(32)
-        row = {
-            "id": token.id,
-            "name": name,
-            "scope": scope,
-            "secret_sha256": _hash(secret),
-            "created_us": now_us,
-            "expires_us": expires_us,
-        }
+        row = {**asdict(token), "secret_sha256": _hash(secret)}
         async with self._database.write() as connection:
             await connection.execute(insert(tokens).values(row))
         return token, f"evs_{token.id}_{secret}"

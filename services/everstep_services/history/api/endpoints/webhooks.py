@@ -1,15 +1,14 @@
 """`/webhooks`: notices of maintenance from outside, signed by their senders."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Body, Depends, Path, Query, Request
 from pydantic import Field
 from sqlalchemy import select
 
 from everstep.store import tables
-from everstep.store.maintenance import ALL_NODES, MaintenanceNotice
+from everstep.store.maintenance import ALL_NODES, notice_of
 from everstep.store.queries import SortOrder
 from everstep.store.times import to_us
 from everstep_services.history.api.context import Context, Ctx, Operator, Reader, Sender
@@ -135,7 +134,7 @@ async def list_maintenance(
     query = select(tables.maintenance).where(table.node != ALL_NODES, *conditions)
     order = SortOrder((table.sender, table.id, table.node))
     listing = await paged(context, query, order, asked, "/webhooks/notices")
-    return PageOf(items=[shown(_notice(row)) for row in listing.rows], next=listing.next)
+    return PageOf(items=[shown(notice_of(row)) for row in listing.rows], next=listing.next)
 
 
 @router.post(
@@ -174,7 +173,3 @@ async def _take(
         stale=sum(change.is_stale for change in received.changes),
         ignored=list(received.ignored),
     )
-
-
-def _notice(row: Mapping[Any, Any]) -> MaintenanceNotice:
-    return MaintenanceNotice(**{str(name): value for name, value in row.items()})
