@@ -60,6 +60,12 @@ class RestAnswer:
     problem: str = ""
     status: int = 200
 
+    @property
+    def items(self) -> Sequence[Mapping[str, Any]]:
+        """What a list has; nothing where it was not answered."""
+        items: Sequence[Mapping[str, Any]] = () if self.data is None else self.data["items"]
+        return items
+
 
 @dataclass(frozen=True, slots=True)
 class Visitor:

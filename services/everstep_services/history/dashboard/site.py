@@ -24,6 +24,7 @@ from everstep_services.history.dashboard import actions, session
 from everstep_services.history.dashboard.assets import Assets, shared_assets
 from everstep_services.history.dashboard.formats import is_excluded, relative, when
 from everstep_services.history.dashboard.pages import PAGES, Page, incidents
+from everstep_services.history.dashboard.pages.page import without_cursor
 from everstep_services.history.dashboard.rest import (
     Reader,
     Rest,
@@ -165,6 +166,7 @@ class Dashboard:
             "title": "Everstep",
             "path": request.url.path,
             "query": request.query_params,
+            "query_without_cursor": without_cursor(request),
             "theme": theme if theme in {"dark", "light"} else "",
             "is_in": shell.reader is not None,
             "scope": shell.reader.scope if shell.reader else "",

@@ -4,7 +4,7 @@ import json
 
 from starlette.requests import Request
 
-from everstep_services.history.dashboard.pages.page import Page, filters, without_cursor
+from everstep_services.history.dashboard.pages.page import Page, filters
 from everstep_services.history.dashboard.rest import Reader, path_of
 
 
@@ -18,7 +18,6 @@ async def listed(reader: Reader, request: Request) -> Page:
             "title": "Facts",
             "live": "",
             "facts": facts,
-            "query_without_cursor": without_cursor(request),
             "is_filtered": any(name != "cursor" for name in given),
         },
     )

@@ -89,7 +89,7 @@ async def fleet(reader: Reader, _request: Request) -> Page:
         reader.get_or_not("save-delays", waiting=True, state=AT_WORK, limit=_NODES),
         reader.get_or_not("stragglers", state="open", limit=_SHOWN),
     )
-    items = _items(jobs)
+    items = jobs.items
     forming = [job for job in items if job["state"] == "forming"][-_WAITING_READ:]
     stopped = [job for job in items if job["state"] == "stopped" and _is_recent(job, now)][:_READ]
     idle = [job for job in items if job["state"] == "idle" and _is_recent(job, now)][:_READ]
@@ -114,16 +114,16 @@ async def fleet(reader: Reader, _request: Request) -> Page:
     def concerns() -> list[Concern]:
         concerns = [
             *_of_control(control.data, {it["job"] for it in items if it["state"] in OVER}),
-            *_of_incidents(_items(opened)),
+            *_of_incidents(opened.items),
             *_of_ended(items),
             *_of_stopped(zip(stopped, stops, strict=True)),
             *_of_idle(zip(idle, details, acts, strict=True)),
             *_of_waiting(zip(forming, rounds, strict=True), now),
-            *_of_nodes(_items(nodes), now),
-            *_of_failing(_items(failing), now),
-            *_of_lost_saves(_items(lost), items, now),
-            *_of_delays(_items(delays)),
-            *_of_slow(_items(slow)),
+            *_of_nodes(nodes.items, now),
+            *_of_failing(failing.items, now),
+            *_of_lost_saves(lost.items, items, now),
+            *_of_delays(delays.items),
+            *_of_slow(slow.items),
         ]
         return sorted(concerns, key=lambda concern: concern.order)
 
@@ -151,17 +151,12 @@ async def fleet(reader: Reader, _request: Request) -> Page:
                 lambda: drawings.shares(goodput.data["seconds"] if goodput.data else None)
             ),
             "newest_at": newest_at,
-            "nodes_out": sum(is_excluded(node, now) for node in _items(nodes)),
+            "nodes_out": sum(is_excluded(node, now) for node in nodes.items),
             "ranks": sum(job["world_size"] or 0 for job in working if job["state"] in WITH_RANKS),
             "has_any": bool(items),
             "unread": [(name, answer) for name, answer in parts if answer.problem],
         },
     )
-
-
-def _items(answer: RestAnswer) -> Sequence[Mapping[str, Any]]:
-    items: Sequence[Mapping[str, Any]] = () if answer.data is None else answer.data["items"]
-    return items
 
 
 def _counts(jobs: Sequence[Mapping[str, Any]]) -> Mapping[str, int]:
@@ -229,7 +224,7 @@ def _is_recent(job: Mapping[str, Any], now: datetime) -> bool:
 def _of_stopped(jobs: Iterable[tuple[Mapping[str, Any], RestAnswer]]) -> Iterator[Concern]:
     """Jobs that a policy, not a person, has stopped in the last day."""
     for job, acts in jobs:
-        if _is_by_person(_items(acts)):
+        if _is_by_person(acts.items):
             continue
         text = f"{job['job']} was stopped: {job['end_headline'] or 'no reason is on record'}"
         href, user = f"/{path_of('jobs', job['job'])}", _owner(job)
@@ -258,7 +253,7 @@ def _of_idle(jobs: Iterable[tuple[Mapping[str, Any], RestAnswer, RestAnswer]]) -
         if detail.data and last is None:
             continue  # others record facts of it
         began = (last and last["started_at"]) or ""
-        if any(act["body"]["action"] == "interrupt" and act["at"] >= began for act in _items(acts)):
+        if any(act["body"]["action"] == "interrupt" and act["at"] >= began for act in acts.items):
             continue
         reason = (last and last["end_reason"]) or "its last allocation has ended"
         text = f"{job['job']} is not done, and no node runs it: {reason}"
@@ -272,7 +267,7 @@ def _of_waiting(
 ) -> Iterator[Concern]:
     """Jobs without ranks, because their next round does not get the nodes that it needs."""
     for job, answer in jobs:
-        rounds = _items(answer)
+        rounds = answer.items
         is_forming = bool(rounds) and rounds[0]["state"] == "forming"
         newest = rounds[0] if is_forming else {}
         before = rounds[1:] if is_forming else rounds

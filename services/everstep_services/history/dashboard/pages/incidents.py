@@ -10,7 +10,7 @@ from starlette.requests import Request
 from everstep.incident_outcomes import INCIDENT_FATES
 from everstep_services.history.dashboard import drawings
 from everstep_services.history.dashboard.formats import moment
-from everstep_services.history.dashboard.pages.page import Page, filters, without_cursor
+from everstep_services.history.dashboard.pages.page import Page, filters
 from everstep_services.history.dashboard.parts import attempt
 from everstep_services.history.dashboard.rest import Reader, RestAnswer, path_of, together
 
@@ -30,7 +30,6 @@ async def listed(reader: Reader, request: Request) -> Page:
             "live": "",
             "incidents": incidents,
             "outcomes": INCIDENT_FATES,
-            "query_without_cursor": without_cursor(request),
             "is_filtered": any(name != "cursor" for name in given),
         },
     )

@@ -13,9 +13,9 @@ from everstep_services.history.dashboard import drawings
 from everstep_services.history.dashboard.drawings import WIDTH
 from everstep_services.history.dashboard.formats import moment
 from everstep_services.history.dashboard.pages import numerics
-from everstep_services.history.dashboard.pages.page import Page, filters, without_cursor
+from everstep_services.history.dashboard.pages.page import Page, filters
 from everstep_services.history.dashboard.parts import attempt
-from everstep_services.history.dashboard.rest import Reader, RestAnswer, path_of, together
+from everstep_services.history.dashboard.rest import Reader, path_of, together
 
 HEIGHT, _SMALL = 120.0, 40.0
 _VALUES_MOST = 12
@@ -214,7 +214,6 @@ async def listed(reader: Reader, request: Request) -> Page:
             "live": "",
             "jobs": jobs,
             "states": JOB_STATES,
-            "query_without_cursor": without_cursor(request),
             "is_filtered": any(name in given for name in ("state", "user", "label", "q")),
         },
     )
@@ -256,9 +255,9 @@ async def one(reader: Reader, request: Request) -> Page:
         reader.get_or_not(f"{path}/numerics", limit=_MARKS),
         reader.get_or_not(f"{path}/numerics/determinism", limit=_MARKS),
     )
-    told = _items(rounds)
-    saved = [fact["body"] for fact in _items(commits)]
-    reports = [fact["body"] for fact in _items(progress)]
+    told = rounds.items
+    saved = [fact["body"] for fact in commits.items]
+    reports = [fact["body"] for fact in progress.items]
     steps = attempt(lambda: step_times(reports))
     return Page(
         "job.html",
@@ -269,7 +268,7 @@ async def one(reader: Reader, request: Request) -> Page:
             "rounds": rounds,
             "told": told,
             "timeline": attempt(
-                lambda: drawings.timeline(_items(parts), _items(incidents), saved, _items(found))
+                lambda: drawings.timeline(parts.items, incidents.items, saved, found.items)
             ),
             "parts_read": parts,
             "goodput": goodput,
@@ -277,28 +276,23 @@ async def one(reader: Reader, request: Request) -> Page:
                 lambda: drawings.shares(goodput.data["seconds"] if goodput.data else None)
             ),
             "steps": steps,
-            "results": attempt(lambda: numerics.results(reports, _items(cases))),
-            "cases": _items(cases),
-            "determinism": _items(determinism),
+            "results": attempt(lambda: numerics.results(reports, cases.items)),
+            "cases": cases.items,
+            "determinism": determinism.items,
             "values": attempt(
-                lambda: reported_values(reports, numerics.drawn_names(reports, _items(cases)))
+                lambda: reported_values(reports, numerics.drawn_names(reports, cases.items))
             ),
             "eta": attempt(lambda: eta(detail, steps, reader.rest.now())),
             "incidents": incidents,
-            "acts": [act for act in _items(acts) if act["body"].get("origin") not in OF_NO_PERSON][
+            "acts": [act for act in acts.items if act["body"].get("origin") not in OF_NO_PERSON][
                 :_ACTS_SHOWN
             ],
             "lost_to_people": attempt(lambda: lost_to_people(told)),
             "decisions": decisions,
             "saves": saves,
-            "slow": _items(slow),
+            "slow": slow.items,
             "waits": told[0]["waiting_reason"] if told and detail["state"] == "forming" else "",
             "has_ranks": detail["state"] in WITH_RANKS,
             "is_over": moment(detail["ended_at"]) is not None and detail["state"] in OVER,
         },
     )
-
-
-def _items(answer: RestAnswer) -> Sequence[Mapping[str, Any]]:
-    items: Sequence[Mapping[str, Any]] = () if answer.data is None else answer.data["items"]
-    return items

@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import Request
 
 from everstep.job_states import NODE_PRESENCES
-from everstep_services.history.dashboard.pages.page import Page, filters, without_cursor
+from everstep_services.history.dashboard.pages.page import Page, filters
 from everstep_services.history.dashboard.parts import attempt
 from everstep_services.history.dashboard.rest import Reader, RestAnswer, path_of, together
 
@@ -29,7 +29,6 @@ async def listed(reader: Reader, request: Request) -> Page:
             "nodes": nodes,
             "states": NODE_PRESENCES,
             "matrix": attempt(lambda: _matrix(shown, checks)),
-            "query_without_cursor": without_cursor(request),
             "is_filtered": any(name != "cursor" for name in given),
         },
     )

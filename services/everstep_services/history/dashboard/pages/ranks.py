@@ -3,7 +3,7 @@
 from starlette.requests import Request
 
 from everstep.job_states import AT_WORK
-from everstep_services.history.dashboard.pages.page import Page, filters, whole, without_cursor
+from everstep_services.history.dashboard.pages.page import Page, filters, whole
 from everstep_services.history.dashboard.rest import Reader, path_of, together
 
 MEASURES = {
@@ -44,7 +44,6 @@ async def ranks(reader: Reader, request: Request) -> Page:
             "section": section,
             "measures": MEASURES,
             "selected": round_,
-            "query_without_cursor": without_cursor(request),
         },
     )
 
@@ -86,6 +85,5 @@ async def stragglers(reader: Reader, request: Request) -> Page:
             "found": episodes,
             "now_": now,
             "shifts": shifts,
-            "query_without_cursor": without_cursor(request),
         },
     )
