@@ -2,20 +2,10 @@
 
 import os
 import sys
-from contextlib import AbstractAsyncContextManager
 
-from everstep.bus import BusSettings
-from everstep.runtime import Parts
-from everstep.service_process import main
-from everstep.settings import Loaded, Settings
+from everstep.service_process import run_replica
 from everstep_services.catalog.replica import opened
 from everstep_services.catalog.settings import CatalogSettings
 
-
-def _opened(loaded: Loaded) -> AbstractAsyncContextManager[Parts]:
-    return opened(loaded.section(CatalogSettings), loaded.section(BusSettings))
-
-
 if __name__ == "__main__":
-    sections: dict[str, type[Settings]] = {"bus": BusSettings, "catalog": CatalogSettings}
-    sys.exit(main("catalog", sections, _opened, sys.argv[1:], os.environ))
+    sys.exit(run_replica("catalog", CatalogSettings, opened, sys.argv[1:], os.environ))

@@ -1,14 +1,9 @@
 """The catalog service, put together for the process that runs it."""
 
-from contextlib import AbstractAsyncContextManager
-from functools import partial
-from pathlib import Path
-
-from everstep.bus import BusSettings
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
-from everstep.replicas import on_bus
-from everstep.runtime import Loop, Parts
+from everstep.replicas import opening
+from everstep.runtime import Loop
 from everstep_services.catalog.answers import CatalogAnswers
 from everstep_services.catalog.indexer import Indexer
 from everstep_services.catalog.maintenance import Maintenance
@@ -41,11 +36,5 @@ class CatalogReplica:
         return {**self.indexer.statistics(), **self.maintenance.statistics()}
 
 
-def opened(
-    settings: CatalogSettings, bus_settings: BusSettings, spool: Path | None = None
-) -> AbstractAsyncContextManager[Parts]:
-    """A replica, whether or not the bus is there: no save and no restore needs it.
-
-    Facts wait in `spool`, or below the `spool_dir` of the bus.
-    """
-    return on_bus("catalog", bus_settings, partial(CatalogReplica, settings), spool)
+opened = opening("catalog", CatalogReplica)
+"""A replica, whether or not the bus is there: no save and no restore needs it."""
