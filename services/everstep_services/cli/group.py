@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from everstep import __version__
-from everstep_services.cli.invocation import with_common_options
+from everstep_services.cli.invocation import Invocation, with_common_options
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -112,5 +112,5 @@ def _did_you_mean(name: str, names: Iterable[str]) -> str:
 @click.group(cls=CommandFolder, context_settings={"help_option_names": ["-h", "--help"]})
 @with_common_options
 @click.version_option(__version__, message="everstep %(version)s")
-def everstep() -> None:
+def everstep(_invocation: Invocation) -> None:
     """Keep distributed PyTorch training stepping."""

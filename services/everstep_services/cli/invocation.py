@@ -4,12 +4,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
     from everstep.settings import Flag, Loaded, Settings
+    from everstep_services.cli.api.client import Api
 
 
 class NumberRange(click.FloatRange):
@@ -39,7 +40,7 @@ class NameType(click.types.StringParamType):
 
 NAME = NameType()
 FORMATS = ("table", "json", "jsonl", "name")
-F = TypeVar("F", bound=Callable[..., Any])
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 @dataclass(slots=True)
@@ -66,6 +67,18 @@ class Invocation:
         files = config_files(self.environ, self.config)
         return load(sections, files=files, environ=self.environ, flags=flags)
 
+    def open_api(self) -> "Api":
+        """A client for the API of a service; exit code 4 when none is known."""
+        from everstep_services.cli.api.location import open_api
+
+        return open_api(self)
+
+    def open_record(self) -> "Api":
+        """A client for the API, or, when none is known, for the record on disk of the last run."""
+        from everstep_services.cli.api.location import open_record
+
+        return open_record(self)
+
 
 def _remembered(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
     def remember(ctx: click.Context, param: click.Parameter, value: object) -> None:
@@ -76,7 +89,7 @@ def _remembered(name: str) -> Callable[[click.Context, click.Parameter, Any], No
     return remember
 
 
-def _option(*names: str, to: str, **rest: Any) -> Callable[[F], F]:
+def _option(*names: str, to: str, **rest: Any) -> Decorator:
     return click.option(*names, expose_value=False, callback=_remembered(to), **rest)
 
 
@@ -97,44 +110,33 @@ _API = (
 )  # fmt: skip
 
 
-def with_common_options(command: F) -> F:
-    """Give a command the options that every command has."""
-    text = "How to print; a table on a terminal, tab-separated lines elsewhere."
-    return with_formats(FORMATS, text)(command)
+def with_formats(formats: Sequence[str], text: str, *others: Decorator) -> Decorator:
+    """Give a command the common options and some more, and the `Invocation` as its first argument.
 
-
-def with_formats(formats: Sequence[str], text: str) -> Callable[[F], F]:
-    """Give a command the same options, with formats of its own; `said` is their help."""
+    `text` is the help of its formats.
+    """
     output = _option("-o", "--output", to="output", type=click.Choice(formats), help=text)
 
-    def decorate(command: F) -> F:
-        for option in reversed((_COMMON[0], output, *_COMMON[1:])):
-            command = option(command)
-        return command
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        decorated: Callable[..., Any] = click.pass_obj(command)
+        for option in reversed((_COMMON[0], output, *_COMMON[1:], *others)):
+            decorated = option(decorated)
+        return decorated
 
     return decorate
 
 
-def with_api_options(command: F) -> F:
-    """Give a command the options of those that talk to the API."""
-    return with_common_options(_with_api(command))
-
-
-def with_api_formats(formats: Sequence[str], text: str) -> Callable[[F], F]:
+def with_api_formats(formats: Sequence[str], text: str) -> Decorator:
     """Give a command the options of those that talk to the API, with formats of its own."""
-    decorate = with_formats(formats, text)
-    return lambda command: decorate(_with_api(command))
+    return with_formats(formats, text, *_API)
 
 
-def with_wide_api_options(command: F) -> F:
-    """Give a command the same options; `-o wide` shows more columns."""
-    text = (
-        "How to print; a table on a terminal, wide for more of it, tab-separated lines elsewhere."
-    )
-    return with_formats((*FORMATS, "wide"), text)(_with_api(command))
-
-
-def _with_api(command: F) -> F:
-    for option in reversed(_API):
-        command = option(command)
-    return command
+_LISTS = "tab-separated lines elsewhere."
+with_common_options = with_formats(FORMATS, f"How to print; a table on a terminal, {_LISTS}")
+"""Gives a command the options that every command has."""
+with_api_options = with_api_formats(FORMATS, f"How to print; a table on a terminal, {_LISTS}")
+"""Gives a command the options of those that talk to the API."""
+with_wide_api_options = with_api_formats(
+    (*FORMATS, "wide"), f"How to print; a table on a terminal, wide for more of it, {_LISTS}"
+)
+"""Gives a command the same options; `-o wide` shows more columns."""

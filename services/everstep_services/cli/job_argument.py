@@ -41,12 +41,11 @@ def with_job_at_work(command: F) -> F:
 
 def the_newest(ctx: click.Context, _: click.Parameter, job: str | None) -> str | None:
     """The job that is named, or else the newest."""
-    from everstep_services.cli.api.location import open_record
     from everstep_services.cli.output import say
 
     if job is not None or ctx.resilient_parsing:
         return job
-    with open_record(ctx.ensure_object(Invocation)) as api:
+    with ctx.ensure_object(Invocation).open_record() as api:
         job = newest_job(api)
     say(f"job {job}, the newest")
     return job
@@ -55,12 +54,11 @@ def the_newest(ctx: click.Context, _: click.Parameter, job: str | None) -> str |
 def job_at_work(ctx: click.Context, _: click.Parameter, job: str | None) -> str | None:
     """The job that is named, or else the only one at work."""
     from everstep.job_states import AT_WORK
-    from everstep_services.cli.api.location import open_api
     from everstep_services.cli.output import say
 
     if job is not None or ctx.resilient_parsing:
         return job
-    with open_api(ctx.ensure_object(Invocation)) as api:
+    with ctx.ensure_object(Invocation).open_api() as api:
         jobs = api.get("jobs", {"state": list(AT_WORK), "limit": _NAMED_MOST})["items"]
     names = [str(job["job"]) for job in jobs]
     if len(names) != 1:

@@ -6,7 +6,7 @@ import pwd
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
 import click
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from everstep.bus.ports import Bus
     from everstep_services.history.operator_requests import Verb
 
-F = TypeVar("F", bound=Callable[..., Any])
 NO_REASON = "no reason given"
 
 
@@ -131,7 +130,7 @@ OUTSIDE = "outside"
 """The name for people of the time outside all sections; on the bus it has the empty name."""
 
 
-def with_reason(command: F) -> F:
+def with_reason(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of those that get something done."""
     reason = click.option(
         "--reason", default=NO_REASON, metavar="TEXT", help="Why, for the record."

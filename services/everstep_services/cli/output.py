@@ -99,6 +99,15 @@ def print_page(
         echo(line)
 
 
+def print_report(invocation: Invocation, kind: str, report: Record, lines: Iterable[str]) -> None:
+    """Print the lines of a report; programs get it as one document."""
+    if invocation.output in {"json", "jsonl", "name"}:
+        print_json({"schema": schema(kind), **report})
+        return
+    for line in lines:
+        echo(line)
+
+
 def print_json(value: object) -> None:
     """One JSON document, indented, in UTF-8."""
     echo(msgspec.json.format(msgspec.json.encode(value), indent=2))

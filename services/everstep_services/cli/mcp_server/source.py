@@ -82,6 +82,16 @@ class Source:
         with open_with(self._invocation, token) as api:
             yield OpenSource(api)
 
+    def get(self, title: str, path: str, params: Params | None = None) -> ToolAnswer:
+        """One resource, by a connection of its own."""
+        with self.open() as source:
+            return source.get(title, path, params)
+
+    def page(self, title: str, path: str, params: Params, limit: int) -> ToolAnswer:
+        """A page of a list, likewise."""
+        with self.open() as source:
+            return source.page(title, path, params, limit)
+
 
 def open_with(invocation: Invocation, token: str) -> Api:
     """A client for the API that uses this token, and no token of the server."""

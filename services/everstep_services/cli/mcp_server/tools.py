@@ -68,13 +68,11 @@ class Tools:
     ) -> ToolAnswer:
         """List training jobs, the newest first: state, step, restarts, newest incident."""
         asked = {"state": state, "q": query, "cursor": cursor}
-        with self._source.open() as source:
-            return source.page("Jobs, the newest first", "jobs", asked, limit)
+        return self._source.page("Jobs, the newest first", "jobs", asked, limit)
 
     def get_job(self, job: p.Job) -> ToolAnswer:
         """Show one job: how it stands, its limits for stalls, its allocations."""
-        with self._source.open() as source:
-            return source.get(f"Job {job}.", job_path(job))
+        return self._source.get(f"Job {job}.", job_path(job))
 
     def explain(self, job_or_incident: p.Named = None) -> ToolAnswer:
         """Say why a job failed or restarted last, or why an incident happened: its story.
@@ -103,8 +101,7 @@ class Tools:
             "since": p.moment(since),
             "cursor": cursor,
         }
-        with self._source.open() as source:
-            return source.page("Incidents, the newest first", "incidents", asked, limit)
+        return self._source.page("Incidents, the newest first", "incidents", asked, limit)
 
     def get_incident(self, incident: p.Incident) -> ToolAnswer:
         """Show one incident: verdict, culprits, evidence list, decisions, timeline, cost."""
@@ -165,8 +162,7 @@ class Tools:
     ) -> ToolAnswer:
         """Show the ranks of a running job, now: state, step, section, GPU. `note` tells if old."""
         asked = {"state": state, "node": node, "cursor": cursor}
-        with self._source.open() as source:
-            return source.page(f"Ranks of {job}, now", f"{job_path(job)}/ranks", asked, limit)
+        return self._source.page(f"Ranks of {job}, now", f"{job_path(job)}/ranks", asked, limit)
 
     def list_slow_ranks(
         self,
@@ -179,9 +175,8 @@ class Tools:
     ) -> ToolAnswer:
         """List stragglers of a job with cause, price and what was done, the newest first."""
         asked = {"state": state, "cursor": cursor}
-        with self._source.open() as source:
-            place = f"{job_path(job)}/stragglers"
-            return source.page(f"Slow ranks of {job}, the newest first", place, asked, limit)
+        place = f"{job_path(job)}/stragglers"
+        return self._source.page(f"Slow ranks of {job}, the newest first", place, asked, limit)
 
     def compare_ranks(
         self,
@@ -191,17 +186,15 @@ class Tools:
         ] = 20,
     ) -> ToolAnswer:
         """Compare the ranks of a running job by their own time, now: the slowest first."""
-        with self._source.open() as source:
-            place = f"{job_path(job)}/stragglers/now"
-            return source.get(f"The {most} slowest ranks of {job}, now.", place, {"most": most})
+        place = f"{job_path(job)}/stragglers/now"
+        return self._source.get(f"The {most} slowest ranks of {job}, now.", place, {"most": most})
 
     def list_numerics(
         self, job: p.Job, limit: p.Limit = _PAGE, cursor: p.Cursor = None
     ) -> ToolAnswer:
         """List results that cannot be right: sign, judgement, what followed; newest first."""
-        with self._source.open() as source:
-            place = f"{job_path(job)}/numerics"
-            return source.page(f"Unexpected results of {job}", place, {"cursor": cursor}, limit)
+        place = f"{job_path(job)}/numerics"
+        return self._source.page(f"Unexpected results of {job}", place, {"cursor": cursor}, limit)
 
     def get_goodput(
         self, job: p.AnyJob = None, since: p.Moment = None, until: p.Moment = None
@@ -211,19 +204,17 @@ class Tools:
         Without a job: of all jobs, in the last 24 hours unless a window is given.
         """
         window = {"since": p.moment(since), "until": p.moment(until)}
-        with self._source.open() as source:
-            if job is None:
-                return source.get("Goodput of all jobs.", "goodput", window)
-            return source.get(f"Goodput of {job}.", f"{job_path(job)}/goodput", window)
+        if job is None:
+            return self._source.get("Goodput of all jobs.", "goodput", window)
+        return self._source.get(f"Goodput of {job}.", f"{job_path(job)}/goodput", window)
 
     def list_checkpoints(
         self, job: p.Job, tier: p.Tier = None, limit: p.Limit = _PAGE
     ) -> ToolAnswer:
         """List checkpoints of a job, the newest first: good, quarantined, missing, pinned."""
-        with self._source.open() as source:
-            asked = {"tier": tier}
-            place = f"{job_path(job)}/checkpoints"
-            return source.page(f"Checkpoints of {job}, the newest first", place, asked, limit)
+        asked = {"tier": tier}
+        place = f"{job_path(job)}/checkpoints"
+        return self._source.page(f"Checkpoints of {job}, the newest first", place, asked, limit)
 
     def locate_checkpoint(
         self,
@@ -231,9 +222,8 @@ class Tools:
         step: Annotated[int | None, Field(ge=0, le=2**53, description="Only this step.")] = None,
     ) -> ToolAnswer:
         """Say which checkpoint a job would restore now, and which ones it cannot and why."""
-        with self._source.open() as source:
-            place = f"{job_path(job)}/checkpoints:locate"
-            return source.get(f"What {job} would restore.", place, {"step": step})
+        place = f"{job_path(job)}/checkpoints:locate"
+        return self._source.get(f"What {job} would restore.", place, {"step": step})
 
     def list_nodes(
         self,
@@ -252,13 +242,11 @@ class Tools:
             "suspect": _flag(suspect),
             "cursor": cursor,
         }
-        with self._source.open() as source:
-            return source.page("Nodes", "nodes", asked, limit)
+        return self._source.page("Nodes", "nodes", asked, limit)
 
     def get_node(self, node: p.Node) -> ToolAnswer:
         """Show one node: its evidence, exclusion, newest check and agent, as reported now."""
-        with self._source.open() as source:
-            return source.get(f"Node {node}.", f"nodes/{node}")
+        return self._source.get(f"Node {node}.", f"nodes/{node}")
 
     def list_facts(
         self,
@@ -273,8 +261,7 @@ class Tools:
     ) -> ToolAnswer:
         """List facts from the log: every event that Everstep has recorded."""
         asked = {"job": job, "kind": kinds, "node": node, "order": order, "cursor": cursor}
-        with self._source.open() as source:
-            return source.page("Facts", "facts", asked, limit)
+        return self._source.page("Facts", "facts", asked, limit)
 
     def wait_for_facts(
         self,
@@ -294,8 +281,7 @@ class Tools:
 
     def get_status(self) -> ToolAnswer:
         """Show how the record is: its age, its services, whether the bus is connected."""
-        with self._source.open() as source:
-            return source.get("The state of the record.", "status")
+        return self._source.get("The state of the record.", "status")
 
     def report(self, incident: str) -> ToolAnswer:
         """The report about an incident as Markdown, as `everstep incident report` writes it."""

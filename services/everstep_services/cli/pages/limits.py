@@ -1,6 +1,7 @@
 """Limits and switches on the screen."""
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from everstep_services.cli.api.client import Api
@@ -8,7 +9,7 @@ from everstep_services.cli.cells import Record, aligned, cell, moment, span
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.operator_requests import quoted
-from everstep_services.cli.output import echo, print_answer, print_json, say, schema
+from everstep_services.cli.output import print_answer, print_report, say
 
 COLUMNS = ("section", "limit", "source", "why")
 
@@ -29,13 +30,8 @@ def print_control(invocation: Invocation, api: Api, job: str | None = None) -> N
     """Every switch that was set; of slow ranks also what holds where nothing was."""
     answer = api.get("control")
     in_force, note = _in_force(api, job)
-    if invocation.output in {"json", "jsonl", "name"}:
-        print_json({"schema": schema("control"), **answer, "straggler": in_force})
-    else:
-        for line in control_page(answer):
-            echo(line)
-        for line in in_force_page(in_force, job):
-            echo(line)
+    lines = chain(control_page(answer), in_force_page(in_force, job))
+    print_report(invocation, "control", {**answer, "straggler": in_force}, lines)
     if note:
         say(note)
 

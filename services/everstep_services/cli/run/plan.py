@@ -9,6 +9,7 @@ from typing import Literal
 
 from everstep.bus.settings import BusSettings
 from everstep.ids import BadNameError, checked_name, new_id
+from everstep.messages.base import shared
 from everstep.messages.facts.jobs import JobSpec
 from everstep.observe.redaction import redact_words
 from everstep.observe.settings import ObserveSettings
@@ -258,14 +259,9 @@ def _spec(
         ranks_per_node=ranks,
         spares=given.whole("spares") or 0,
         slots_per_unit=given.whole("unit") or 1,
-        max_restarts=agent.max_restarts,
-        max_restarts_per_hour=agent.max_restarts_per_hour,
-        no_progress_limit=agent.no_progress_limit,
         slots_per_segment=_segment(given),
         slots_per_group=given.whole("group_size") or 1,
-        join_within_s=agent.join_within_s,
-        stop_grace_s=agent.stop_grace_s,
-        network_test=agent.network_test,
+        **shared(JobSpec, agent),
         enforce=_enforced(agent, given),
     )
     _check_units(spec)

@@ -22,7 +22,6 @@ def command() -> None:
 @click.argument("state", type=click.Choice(["on", "off"]))
 @_job
 @with_reason
-@click.pass_obj
 def set_(invocation: Invocation, *, state: str, job: str | None, reason: str) -> None:
     """Pull the brake (on), so that no round ends in which all ranks live; or release it (off).
 
@@ -38,7 +37,6 @@ def set_(invocation: Invocation, *, state: str, job: str | None, reason: str) ->
 @command.command(hidden=True)
 @_job
 @with_reason
-@click.pass_obj
 def on(invocation: Invocation, *, job: str | None, reason: str) -> None:
     """The old spelling of `set on`."""
     _set(invocation, "on", job, reason)
@@ -47,7 +45,6 @@ def on(invocation: Invocation, *, job: str | None, reason: str) -> None:
 @command.command(hidden=True)
 @_job
 @with_reason
-@click.pass_obj
 def off(invocation: Invocation, *, job: str | None, reason: str) -> None:
     """The old spelling of `set off`."""
     _set(invocation, "off", job, reason)
@@ -55,13 +52,11 @@ def off(invocation: Invocation, *, job: str | None, reason: str) -> None:
 
 @command.command()
 @with_api_options
-@click.pass_obj
 def show(invocation: Invocation) -> None:
     """Show whether the brake is on, who pulled it and why, and which other switches are set."""
-    from everstep_services.cli.api.location import open_api
     from everstep_services.cli.pages.limits import print_control
 
-    with open_api(invocation) as api:
+    with invocation.open_api() as api:
         print_control(invocation, api)
 
 

@@ -84,7 +84,6 @@ def command() -> None:
     "folder of each server, by default /etc/nats/tls.",
 )
 @with_common_options
-@click.pass_obj
 def setup(  # noqa: PLR0913  what differs between servers
     invocation: Invocation,
     keys: Path | None,
@@ -183,7 +182,6 @@ def _next_steps(addresses: Sequence[tuple[str, int]], tls: Path | None) -> list[
     help="The file to write, 0600; by default it is printed.",
 )
 @with_common_options
-@click.pass_obj
 def login(
     invocation: Invocation, who: str, keys: Path | None, valid: str, out: Path | None
 ) -> None:
@@ -213,7 +211,6 @@ def login(
 @click.argument("job", type=NAME)
 @_KEYS
 @with_common_options
-@click.pass_obj
 def revoke(invocation: Invocation, job: str, keys: Path | None) -> None:
     """Revoke the logins of a job's agents for ever, and close their connections.
 
@@ -234,7 +231,6 @@ def revoke(invocation: Invocation, job: str, keys: Path | None) -> None:
     help="The folder with the operator's key: accounts are corrected, too.",
 )
 @with_common_options
-@click.pass_obj
 def init(invocation: Invocation, replicas: str | None, keys: Path | None) -> None:
     """Make the streams that are missing and correct those that differ. Safe to repeat.
 
@@ -262,7 +258,6 @@ def init(invocation: Invocation, replicas: str | None, keys: Path | None) -> Non
 
 @command.command()
 @with_common_options
-@click.pass_obj
 def info(invocation: Invocation) -> None:
     """Print each stream: how much it holds, its first and last message, and its readers."""
     from everstep.bus import connect
@@ -284,7 +279,6 @@ def info(invocation: Invocation) -> None:
 
 @command.command()
 @with_common_options
-@click.pass_obj
 def flush(invocation: Invocation) -> None:
     """Send the facts that wait on this node, of processes that ended while their bus was away.
 

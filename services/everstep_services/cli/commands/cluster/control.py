@@ -18,13 +18,11 @@ def command() -> None:
 @command.command()
 @click.option("--job", type=NAME, help="The switches of slow ranks in force for this job.")
 @with_api_options
-@click.pass_obj
 def show(invocation: Invocation, *, job: str | None) -> None:
     """Show every switch that was set, by whom and why, and the settings of slow ranks in force."""
-    from everstep_services.cli.api.location import open_api
     from everstep_services.cli.pages.limits import print_control
 
-    with open_api(invocation) as api:
+    with invocation.open_api() as api:
         print_control(invocation, api, job)
 
 
@@ -32,7 +30,6 @@ def show(invocation: Invocation, *, job: str | None) -> None:
 @click.argument("changes", nargs=-1, required=True, metavar="NAME=VALUE...")
 @click.option("--job", type=NAME, help="Only for this job; by default for all jobs.")
 @with_reason
-@click.pass_obj
 def set_(invocation: Invocation, *, changes: tuple[str, ...], job: str | None, reason: str) -> None:
     """Change switches, as modes.exclude=enforce or breaker=closed.
 

@@ -11,7 +11,6 @@ STOP_WITHIN_S = 40.0
 
 @click.command()
 @with_common_options
-@click.pass_obj
 def command(invocation: Invocation) -> None:
     """Stop the `everstep up` of this state directory. Its data stay."""
     state = find_state_dir(invocation.environ, invocation.state_dir)

@@ -10,7 +10,6 @@ from everstep_services.cli.invocation import NAME, Invocation, with_common_optio
 @click.command()
 @click.option("--job", type=NAME, help="Log in as the agents of this job, and not as a service.")
 @with_common_options
-@click.pass_obj
 def command(invocation: Invocation, job: str | None) -> None:
     """Print the settings with which a process reaches the bus, as shell lines.
 

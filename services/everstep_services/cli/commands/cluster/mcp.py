@@ -33,7 +33,6 @@ from everstep_services.cli.invocation import Invocation, with_api_options
     help="Also offer tools that exclude and drain nodes and pin checkpoints.",
 )
 @with_api_options
-@click.pass_obj
 def command(  # noqa: PLR0913  each is an option
     invocation: Invocation,
     *,

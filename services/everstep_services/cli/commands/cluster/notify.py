@@ -20,15 +20,12 @@ def command() -> None:
 @command.command()
 @click.option("--target", type=click.Choice(_TARGETS), help="Only this target; by default all.")
 @with_api_options
-@click.pass_obj
 def test(invocation: Invocation, *, target: str | None) -> None:
     """Send a test message to each target that the running service has.
 
     Prints what each target answered. Exits with 1 if one of them has not taken the message.
     """
-    from everstep_services.cli.api.location import open_api
-
-    with open_api(invocation) as api:
+    with invocation.open_api() as api:
         answers = api.post("notifications/test", {"target": target})["targets"]
     if invocation.output is None:
         for answer in answers:

@@ -13,16 +13,13 @@ from everstep_services.cli.output import print_record
 @click.argument("job", type=NAME, required=False)
 @click.option("--link", "is_link", is_flag=True, help="Only print the link; open no browser.")
 @with_api_options
-@click.pass_obj
 def command(invocation: Invocation, *, job: str | None, is_link: bool) -> None:
     """Open the dashboard in a browser, logged in; with JOB, the page of that job.
 
     The link is printed, too. It logs in once, within a minute.
     """
-    from everstep_services.cli.api.location import open_api
-
     page = "" if job is None else f"&next={quote(f'/jobs/{quote(job, safe=str())}', safe='')}"
-    with open_api(invocation) as api:
+    with invocation.open_api() as api:
         made = api.post("login-codes", {})
         link = f"{api.url}{made['path']}{page}"
     record = {"link": link, "lasts_s": made["lasts_s"]}

@@ -29,7 +29,6 @@ _LARGEST_GIB = 16
     help=f"Refuse a bundle that unpacks to more ({_LARGEST_GIB}).",
 )
 @with_common_options
-@click.pass_obj
 def command(invocation: Invocation, *, bundle: Path, host: str, port: int, max_gib: int) -> int:
     """Serve the history in a bundle, until Ctrl-C.
 

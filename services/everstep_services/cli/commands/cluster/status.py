@@ -13,7 +13,6 @@ from everstep_services.cli.output import print_record, say
 
 @click.command()
 @with_api_options
-@click.pass_obj
 def command(invocation: Invocation) -> int:
     """Show what runs here, which versions, and how far history has got.
 

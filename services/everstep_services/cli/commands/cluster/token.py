@@ -44,7 +44,6 @@ def command() -> None:
     help="The file with the password for the database.",
 )
 @with_api_options
-@click.pass_obj
 def create(
     invocation: Invocation,
     *,
@@ -62,9 +61,7 @@ def create(
             database, database_password_file, name=name, scope=scope, expires_in_s=expires
         )
     else:
-        from everstep_services.cli.api.location import open_api
-
-        with open_api(invocation) as api:
+        with invocation.open_api() as api:
             made = api.post("tokens", {"name": name, "scope": scope, "expires_in_s": expires})
     if invocation.output is None:
         say(f"token {made['id']} with scope {scope} for {name}; keep it, it is shown only now")
@@ -75,12 +72,9 @@ def create(
 
 @command.command()
 @with_api_options
-@click.pass_obj
 def ls(invocation: Invocation) -> None:
     """List the tokens. Their secrets are not stored."""
-    from everstep_services.cli.api.location import open_api
-
-    with open_api(invocation) as api:
+    with invocation.open_api() as api:
         records = list(api.pages("tokens", {}, most=None))
     print_records(invocation, "token", records, COLUMNS)
 
@@ -88,11 +82,8 @@ def ls(invocation: Invocation) -> None:
 @command.command()
 @click.argument("token_id", type=NAME)
 @with_api_options
-@click.pass_obj
 def revoke(invocation: Invocation, token_id: str) -> None:
     """Revoke the token with this id, for ever."""
-    from everstep_services.cli.api.location import open_api
-
-    with open_api(invocation) as api:
+    with invocation.open_api() as api:
         api.delete("tokens", token_id)
     say(f"revoked token {token_id}")

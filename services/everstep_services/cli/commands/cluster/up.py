@@ -23,7 +23,6 @@ from everstep_services.cli.invocation import Invocation, with_common_options
 @click.option("--detach", is_flag=True, help="Return when it is ready, and let it run.")
 @click.option("--report-to", type=int, hidden=True)
 @with_common_options
-@click.pass_obj
 def command(
     invocation: Invocation,
     *,

@@ -36,22 +36,19 @@ from everstep_services.cli.times import MomentParameter
 )
 @click.option("-n", "--limit", type=click.IntRange(min=1), help="At most N facts (100).")
 @with_api_options
-@click.pass_obj
 def command(invocation: Invocation, /, *, follow: bool, **asked: Any) -> None:
     """List the newest facts, or those since a moment, the oldest first.
 
     With -f it prints facts from now on, or since a moment. After a lost connection it continues
     without a gap.
     """
-    from everstep_services.cli.api.location import open_api, open_record
-
     if follow and (asked["until"] is not None or asked["limit"] is not None):
         raise click.UsageError("-f never ends: leave out --until and --limit")
     if follow:
-        with open_api(invocation) as api:
+        with invocation.open_api() as api:
             print_live(invocation, api, wanted(**asked))
     else:
-        with open_record(invocation) as api:
+        with invocation.open_record() as api:
             print_past(invocation, api, wanted(**asked))
 
 

@@ -120,7 +120,6 @@ def command() -> None:
     help="How many files are read at once.",
 )
 @with_formats(("human", "json"), "How to print (human).")
-@click.pass_obj
 def analyze(  # noqa: PLR0913  an option each
     invocation: Invocation,
     /,
@@ -156,7 +155,7 @@ def analyze(  # noqa: PLR0913  an option each
         read_dumps,
     )
     from everstep_services.attribution.flight_recorder.report import lines
-    from everstep_services.cli.output import echo, print_json, schema
+    from everstep_services.cli.output import print_report
 
     if (ranks or verbose or has_stacks) and not only_prints:
         raise click.UsageError(
@@ -174,11 +173,8 @@ def analyze(  # noqa: PLR0913  an option each
     for dump in chain(left_out, read_dumps(files, readers=readers)):
         analysis.add(with_global_ranks(dump, group_world))
     report = analysis.report()
-    if invocation.output == "json":
-        print_json({"schema": schema("flight-report"), "report": report})
-    else:
-        for line in lines(report, most=most, groups=groups):
-            echo(line)
+    shown = lines(report, most=most, groups=groups)
+    print_report(invocation, "flight-report", {"report": report}, shown)
     return {"nothing_pending": 0, "inconclusive": 1, "culprits": 3}[report.verdict]
 
 

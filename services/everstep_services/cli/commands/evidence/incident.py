@@ -19,18 +19,16 @@ def command() -> None:
 @click.argument("named", type=NAME, metavar="[JOB|INCIDENT]", required=False)
 @click.argument("incident", type=NAME, required=False)
 @with_api_options
-@click.pass_obj
 def show(invocation: Invocation, *, named: str | None, incident: str | None) -> None:
     """Show an incident, by its id or the beginning of it, or the newest of a job.
 
     Without an argument, it is the newest incident of the newest job.
     """
-    from everstep_services.cli.api.location import open_record
     from everstep_services.cli.job_argument import newest_job
     from everstep_services.cli.output import print_page
     from everstep_services.cli.pages.incidents.story import find_incident, find_named, story
 
-    with open_record(invocation) as api:
+    with invocation.open_record() as api:
         named = named or newest_job(api)
         record = find_incident(api, named, incident) if incident else find_named(api, named)
         print_page(invocation, "incident", record, story)
@@ -47,14 +45,12 @@ def show(invocation: Invocation, *, named: str | None, incident: str | None) -> 
 @click.option("--node", "nodes", type=NAME, multiple=True, help="A node that caused it.")
 @click.option("--note", required=True, metavar="TEXT", help="How you know, for the record.")
 @with_api_options
-@click.pass_obj
 def correct(invocation: Invocation, /, *, incident: str, **said: Any) -> None:
     """Correct the verdict about an incident; no later evidence changes a correction.
 
     It is stored, counted, and shown first. A correction that equals the verdict confirms it.
     """
     from everstep.subjects import is_name
-    from everstep_services.cli.api.location import open_api
     from everstep_services.cli.errors import CliError, Exit
     from everstep_services.cli.operator_requests import asker
     from everstep_services.cli.output import echo, print_record
@@ -63,7 +59,7 @@ def correct(invocation: Invocation, /, *, incident: str, **said: Any) -> None:
     wrong = next((node for node in said["nodes"] if not is_name(node)), None)
     if wrong is not None:
         raise CliError(f"{wrong!r} is not the name of a node: see everstep nodes", Exit.USAGE)
-    with open_api(invocation) as api:
+    with invocation.open_api() as api:
         record = find_any_incident(api, incident)
         body = {
             "cause": said["cause"],
@@ -85,7 +81,6 @@ def correct(invocation: Invocation, /, *, incident: str, **said: Any) -> None:
     "-f", "--file", type=click.Path(path_type=Path, dir_okay=False), help="Write it there."
 )
 @with_api_formats(("html", "md"), "How to write it (md).")
-@click.pass_obj
 def report(invocation: Invocation, /, *, named: str, file: Path | None) -> None:
     """Write an incident as one self-contained file to send to a colleague.
 
@@ -95,7 +90,6 @@ def report(invocation: Invocation, /, *, named: str, file: Path | None) -> None:
     collectives, stacks, the ends of logs, and the evidence with its hashes. Known secrets are
     masked; read the file before you send it.
     """
-    from everstep_services.cli.api.location import open_record
     from everstep_services.cli.errors import CliError
     from everstep_services.cli.output import echo, say
     from everstep_services.cli.pages.incidents.report.html import html
@@ -103,7 +97,7 @@ def report(invocation: Invocation, /, *, named: str, file: Path | None) -> None:
     from everstep_services.cli.pages.incidents.report.sections import report_of
     from everstep_services.cli.pages.incidents.story import find_named
 
-    with open_record(invocation) as api:
+    with invocation.open_record() as api:
         document = report_of(api, find_named(api, named))
     text = html(document) if invocation.output == "html" else markdown(document)
     if file is None:

@@ -1,6 +1,7 @@
 """List incidents: what went wrong, where, and how long it took to be back."""
 
 from datetime import datetime
+from typing import Any
 
 import click
 
@@ -10,7 +11,7 @@ from everstep_services.cli.times import MomentParameter
 
 @click.command()
 @click.argument("job", type=NAME, required=False)
-@click.option("--open", "is_open", is_flag=True, help="Only open incidents.")
+@click.option("--open", flag_value="true", help="Only open incidents.")
 @click.option(
     "--outcome", multiple=True, help="Only with this outcome: recovered, repeated, failed …"
 )
@@ -25,26 +26,12 @@ from everstep_services.cli.times import MomentParameter
     "-n", "--limit", type=click.IntRange(min=1), default=20, help="At most N incidents (20)."
 )
 @with_api_options
-@click.pass_obj
-def command(  # noqa: PLR0913  each is an option
-    invocation: Invocation,
-    *,
-    job: str | None,
-    is_open: bool,
-    outcome: tuple[str, ...],
-    node: str | None,
-    since: datetime | None,
-    limit: int,
+def command(
+    invocation: Invocation, /, *, job: str | None, since: datetime | None, limit: int, **asked: Any
 ) -> None:
     """List incidents, of one job or of all, the newest first."""
-    from everstep_services.cli.api.location import open_record
     from everstep_services.cli.pages.jobs import print_incidents
 
-    asked = {
-        "open": "true" if is_open else None,
-        "outcome": list(outcome) or None,
-        "node": node,
-        "since": None if since is None else since.isoformat(),
-    }
-    with open_record(invocation) as api:
+    asked["since"] = None if since is None else since.isoformat()
+    with invocation.open_record() as api:
         print_incidents(invocation, api, job, asked, limit)

@@ -24,7 +24,6 @@ def command() -> None:
 )
 @click.option("--folded", "is_folded", is_flag=True, help="Print stacks for a flame graph instead.")
 @with_formats(("human", "json"), "How to print (human).")
-@click.pass_obj
 def analyze(
     invocation: Invocation, /, *, paths: tuple[Path, ...], world_size: int | None, is_folded: bool
 ) -> int:
@@ -41,7 +40,7 @@ def analyze(
     from everstep_services.attribution.stack_analysis.files import read_paths
     from everstep_services.attribution.stack_analysis.report import folded, lines
     from everstep_services.cli.errors import CliError, Exit
-    from everstep_services.cli.output import echo, print_json, schema
+    from everstep_services.cli.output import echo, print_report
 
     analysis = StackAnalysis(world=world_size)
     for dump in read_paths(list(dict.fromkeys(paths))):
@@ -52,9 +51,6 @@ def analyze(
     if is_folded:
         for line in folded(report):
             echo(line)
-    elif invocation.output == "json":
-        print_json({"schema": schema("stacks-report"), "report": report})
     else:
-        for line in lines(report):
-            echo(line)
+        print_report(invocation, "stacks-report", {"report": report}, lines(report))
     return {"nothing": 0, "inconclusive": 1, "odd_ranks": 3}[report.verdict]

@@ -8,7 +8,6 @@ from everstep_services.cli.invocation import NAME, Invocation, with_api_options
 @click.command()
 @click.argument("named", type=NAME, metavar="[JOB|INCIDENT]", required=False)
 @with_api_options
-@click.pass_obj
 def command(invocation: Invocation, *, named: str | None) -> None:
     """Explain the newest incident of a job: the verdict, what happened, and what followed.
 
@@ -18,7 +17,6 @@ def command(invocation: Invocation, *, named: str | None) -> None:
     when too few nodes joined, it is about that. Exit code 3: the job has had no incident; its saves
     may have failed, and then the line names them.
     """
-    from everstep_services.cli.api.location import open_record
     from everstep_services.cli.errors import CliError, Exit
     from everstep_services.cli.job_argument import newest_job
     from everstep_services.cli.output import print_page
@@ -33,7 +31,7 @@ def command(invocation: Invocation, *, named: str | None) -> None:
         story,
     )
 
-    with open_record(invocation) as api:
+    with invocation.open_record() as api:
         if named is None:
             named = newest_job(api)
         try:

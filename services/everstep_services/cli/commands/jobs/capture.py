@@ -43,7 +43,6 @@ from everstep_services.cli.output import echo, print_record
     help="How long to wait; evidence that has not arrived by then is reported as missing (10).",
 )  # fmt: skip
 @with_reason
-@click.pass_obj
 def command(
     invocation: Invocation, /, *, job: str, folder: Path | None, reason: str, **asked: Any
 ) -> int:
@@ -55,11 +54,10 @@ def command(
 
     Exit codes: 0 every node has answered, 5 not all did in time.
     """
-    from everstep_services.cli.api.location import open_api
     from everstep_services.cli.operator_requests import CommandRequest
     from everstep_services.cli.output import say
 
-    with open_api(invocation) as api:
+    with invocation.open_api() as api:
         capture = CaptureRequest.new(api, job, asked["ranks"], asked["kinds"])
         details = {
             "capture": capture.id,

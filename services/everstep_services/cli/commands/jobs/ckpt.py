@@ -67,7 +67,7 @@ def _job(remedy: str, otherwise: Callable[..., str | None]) -> Callable[..., str
 
 def _about_a_step(callback: Callable[..., None]) -> click.Command:
     """A command about the checkpoint of a step, with a reason for the record."""
-    taken = click.argument("step", type=_STEP)(with_reason(click.pass_obj(callback)))
+    taken = click.argument("step", type=_STEP)(with_reason(callback))
     return command.command()(click.argument("where", type=NAME, callback=_where)(taken))
 
 
@@ -78,7 +78,6 @@ def _about_a_step(callback: Callable[..., None]) -> click.Command:
     "-n", "--limit", type=click.IntRange(1, 1000), default=100, help="At most N checkpoints (100)."
 )
 @with_api_options
-@click.pass_obj
 def ls(invocation: Invocation, *, where: str, tier: str | None, limit: int) -> None:
     """List checkpoints, the newest first, with their tier, state and size."""
     if is_place(where):
@@ -87,10 +86,9 @@ def ls(invocation: Invocation, *, where: str, tier: str | None, limit: int) -> N
 
         print_shelf(invocation, where, limit)
         return
-    from everstep_services.cli.api.location import open_record
     from everstep_services.cli.pages.checkpoints.catalog import print_checkpoints
 
-    with open_record(invocation) as api:
+    with invocation.open_record() as api:
         print_checkpoints(invocation, api, where, tier, limit)
 
 
@@ -99,7 +97,6 @@ def ls(invocation: Invocation, *, where: str, tier: str | None, limit: int) -> N
 @click.argument("step", type=_STEP)
 @_TIER
 @with_api_options
-@click.pass_obj
 def show(invocation: Invocation, *, where: str, step: int, tier: str | None) -> int:
     """Show one checkpoint: its files, or who has it in memory.
 
@@ -111,10 +108,9 @@ def show(invocation: Invocation, *, where: str, step: int, tier: str | None) -> 
         from everstep_services.cli.pages.checkpoints.files import print_shelved
 
         return print_shelved(invocation, where, step)
-    from everstep_services.cli.api.location import open_record
     from everstep_services.cli.pages.checkpoints.catalog import print_checkpoint
 
-    with open_record(invocation) as api:
+    with invocation.open_record() as api:
         print_checkpoint(invocation, api, where, step, tier)
     return Exit.OK
 
@@ -123,7 +119,6 @@ def show(invocation: Invocation, *, where: str, step: int, tier: str | None) -> 
 @click.argument("where", type=NAME, callback=_where)
 @click.argument("step", type=_STEP, required=False)
 @with_reason
-@click.pass_obj
 def verify(invocation: Invocation, *, where: str, step: int | None, reason: str) -> int:
     """Read every byte again and compare it with what was saved.
 
@@ -151,13 +146,11 @@ def verify(invocation: Invocation, *, where: str, step: int | None, reason: str)
 @click.argument("job", type=NAME, required=False, callback=_job("ls {place}", the_newest))
 @click.option("--step", type=_STEP, help="Only this step; by default the newest.")
 @with_api_options
-@click.pass_obj
 def locate(invocation: Invocation, *, job: str, step: int | None) -> None:
     """Show what a job's next round would restore, and from where."""
-    from everstep_services.cli.api.location import open_record
     from everstep_services.cli.pages.checkpoints.catalog import print_located
 
-    with open_record(invocation) as api:
+    with invocation.open_record() as api:
         print_located(invocation, api, job, step)
 
 
@@ -201,7 +194,6 @@ def release(invocation: Invocation, *, where: str, step: int, tier: str, reason:
     "--root", default="", metavar="PLACE", help="A folder or URL, as the catalog sees it."
 )
 @with_reason
-@click.pass_obj
 def scan(invocation: Invocation, *, job: str, root: str, reason: str) -> None:
     """Have the catalog compare its index with the files, or rebuild it from them."""
     fulfil(invocation, ScanRequest("scan", reason, job, details={"root": root}))
@@ -221,7 +213,6 @@ def scan(invocation: Invocation, *, job: str, root: str, reason: str) -> None:
     "--delete", "wants_it", is_flag=True, help="Delete; otherwise only list what would be deleted."
 )
 @with_reason
-@click.pass_obj
 def gc(
     invocation: Invocation,
     /,
@@ -246,7 +237,6 @@ def gc(
             raise click.UsageError("a folder or URL needs --keep-last N: how many checkpoints stay")
         collect_shelf(invocation, where, (keep_last, keep_every_steps or 0), wants_it=wants_it)
         return
-    from everstep_services.cli.api.location import open_api
     from everstep_services.cli.pages.checkpoints.catalog import print_collected
 
     asked = {
@@ -255,7 +245,7 @@ def gc(
         "is_dry_run": not wants_it,
         "reason": reason,
     }
-    with open_api(invocation) as api:
+    with invocation.open_api() as api:
         print_collected(invocation, api, where, asked)
 
 
@@ -264,7 +254,6 @@ def gc(
 @click.argument("step", type=_STEP)
 @click.argument("to", type=click.Path(file_okay=False))
 @with_api_options
-@click.pass_obj
 def pull(invocation: Invocation, *, where: str, step: int, to: str) -> None:
     """Copy a checkpoint into a folder of this machine, comparing every byte.
 
@@ -298,7 +287,6 @@ def pull(invocation: Invocation, *, where: str, step: int, to: str) -> None:
     help="A folder whose config.json, tokenizer and other files are copied as well.",
 )
 @with_api_options
-@click.pass_obj
 def export_(
     invocation: Invocation, /, *, where: str, step: int, to: str, shard_mb: int, **form: str | None
 ) -> None:
@@ -321,7 +309,6 @@ def export_(
     "--job", type=NAME, default="local", help="The job that the checkpoint is for (local)."
 )
 @with_api_options
-@click.pass_obj
 def adopt(invocation: Invocation, *, source: str, root: str, step: int, job: str) -> None:
     """Take over a checkpoint that torch.distributed.checkpoint has written.
 
@@ -364,10 +351,9 @@ def _do(
 
 
 def _path(invocation: Invocation, job: str, step: int) -> str:
-    from everstep_services.cli.api.location import open_record
     from everstep_services.cli.pages.checkpoints.catalog import found_in
 
-    with open_record(invocation) as api:
+    with invocation.open_record() as api:
         path = found_in(api, job, step, "global")["path"]
     if not path:
         raise CliError(f"step {step} of {job} is in no file: wait for its save", Exit.NOT_FOUND)

@@ -30,19 +30,17 @@ from everstep_services.cli.output import echo, print_json, say, schema
     help="Write NVRx's cycle-info files into a folder instead: a JSON for each round.",
 )
 @with_api_options
-@click.pass_obj
 def command(invocation: Invocation, *, job: str, to: Path | None, folder: Path | None) -> None:
     """Write all facts of a job, those about its nodes, and its evidence into one file.
 
     `everstep serve --bundle FILE` opens it on any machine. Evidence is in it as it was collected:
     protect the file like logs, stacks and environments of ranks.
     """
-    from everstep_services.cli.api.location import open_record
     from everstep_services.cli.pages.cycle_info import write_cycle_info
 
     if folder is not None and to is not None:
         raise click.UsageError("--cycle-info writes into its folder: it takes no --to")
-    with open_record(invocation) as api:
+    with invocation.open_record() as api:
         if folder is not None:
             write_cycle_info(invocation, api, job, folder)
             return

@@ -28,7 +28,6 @@ from everstep_services.cli.times import MomentParameter
     help="Until this moment (now, or the end of JOB).",
 )
 @with_api_options
-@click.pass_obj
 def command(
     invocation: Invocation, *, job: str | None, since: datetime | None, until: datetime | None
 ) -> None:
@@ -37,10 +36,8 @@ def command(
     Every second is in exactly one class, and all classes sum to the wall clock. Without a job, the
     last 24 hours of all jobs are shown, with the jobs that lost the most time.
     """
-    from everstep_services.cli.api.location import open_record
-
     window = {"since": since, "until": until}
-    with open_record(invocation) as api:
+    with invocation.open_record() as api:
         if job is None:
             print_fleet_goodput(invocation, api, window)
         else:

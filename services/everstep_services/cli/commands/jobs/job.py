@@ -15,11 +15,9 @@ def command() -> None:
 @command.command()
 @with_newest_job
 @with_api_options
-@click.pass_obj
 def show(invocation: Invocation, *, job: str) -> None:
     """Show the state of a job, its last rounds, its nodes, and its last incidents."""
-    from everstep_services.cli.api.location import open_record
     from everstep_services.cli.pages.jobs import print_job
 
-    with open_record(invocation) as api:
+    with invocation.open_record() as api:
         print_job(invocation, api, job)

@@ -1,11 +1,11 @@
 """Write manifests for Kubernetes."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from everstep_services.cli.invocation import NAME, with_common_options
+from everstep_services.cli.invocation import NAME, Invocation, with_common_options
 from everstep_services.cli.output import say, usable
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def command() -> None:
 
 @command.command(context_settings={"allow_interspersed_args": False})
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- [RUN OPTIONS] SCRIPT...")
-@click.option("--job", "job_id", type=NAME, required=True, metavar="ID", help="The job's id.")
+@click.option("--job", type=NAME, required=True, metavar="ID", help="The job's id.")
 @click.option("--image", required=True, metavar="IMAGE",
               help="The image of the pods, with everstep and the training.")  # fmt: skip
 @click.option("--kind", type=click.Choice(("job", "jobset")), default="job",
@@ -67,31 +67,15 @@ def command() -> None:
 @click.option("--write", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="The manifest's file; by default it is printed.")  # fmt: skip
 @with_common_options
-def job(  # noqa: PLR0913  what differs between manifests
+def job(
+    _invocation: Invocation,
+    /,
+    *,
     words: tuple[str, ...],
-    job_id: str,
-    image: str,
-    kind: str,
-    name: str,
-    namespace: str,
-    bus_url: str,
-    bus_secret: str,
-    bus_ca: bool,
-    gpus: int,
-    gpu_resource: str,
-    cpu: str,
-    memory: str,
-    shared_memory: str,
-    disk: str,
     volumes: tuple[str, ...],
-    grace_s: int,
-    retries: int,
-    user: int,
     pods_per_rack: int | None,
-    rack_label: str,
-    address: str,
-    queue: str,
     write: Path | None,
+    **asked: Any,
 ) -> None:
     """Write a manifest that runs `everstep run` in one pod on each node.
 
@@ -105,29 +89,7 @@ def job(  # noqa: PLR0913  what differs between manifests
     from everstep_services.cli.run.arguments import scan
 
     request = JobRequest(
-        words=words,
-        job=job_id,
-        image=image,
-        name=name,
-        namespace=namespace,
-        kind="jobset" if kind == "jobset" else "job",
-        bus_url=bus_url,
-        bus_secret=bus_secret,
-        bus_ca=bus_ca,
-        gpus=gpus,
-        gpu_resource=gpu_resource,
-        cpu=cpu,
-        memory=memory,
-        shared_memory=shared_memory,
-        disk=disk,
-        mounts=tuple(_mount(volume) for volume in volumes),
-        grace_s=grace_s,
-        retries=retries,
-        user=user,
-        pods_per_rack=pods_per_rack or 0,
-        rack_label=rack_label,
-        address="service" if address == "service" else "pod-ip",
-        queue=queue,
+        words=words, mounts=tuple(map(_mount, volumes)), pods_per_rack=pods_per_rack or 0, **asked
     )
     given = scan(words, {})
     text = job_manifest(request, given)

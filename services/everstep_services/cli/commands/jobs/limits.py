@@ -46,7 +46,6 @@ def command() -> None:
 @with_newest_job
 @click.option("--set", "settings", type=_Setting(), multiple=True, hidden=True)
 @with_reason
-@click.pass_obj
 def show(
     invocation: Invocation, *, job: str, settings: tuple[tuple[str, float], ...], reason: str
 ) -> None:
@@ -56,12 +55,11 @@ def show(
     first step, `step` and `heartbeat` the time from one to the next. While ranks run, the list has
     each limit that can apply to them, as reported by their agents.
     """
-    from everstep_services.cli.api.location import open_api
     from everstep_services.cli.pages.limits import print_limits
 
     _set(invocation, job, settings, reason)
     if not settings:
-        with open_api(invocation) as api:
+        with invocation.open_api() as api:
             print_limits(invocation, api, job)
 
 
@@ -71,7 +69,6 @@ def show(
 )
 @click.argument("settings", type=_Setting(), nargs=-1, required=True, metavar="SECTION=SPAN...")
 @with_reason
-@click.pass_obj
 def set_(
     invocation: Invocation, *, job: str, settings: tuple[tuple[str, float], ...], reason: str
 ) -> None:

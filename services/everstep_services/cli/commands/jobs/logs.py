@@ -2,20 +2,20 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import click
 
 from everstep.units import size
 from everstep_services.cli.api.client import Api
-from everstep_services.cli.api.location import open_record
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.group import ShowGroup
 from everstep_services.cli.invocation import NAME, Invocation, with_api_options, with_formats
 from everstep_services.cli.job_argument import with_newest_job
-from everstep_services.cli.output import say
+from everstep_services.cli.output import print_report, say
 from everstep_services.cli.pages.rank_logs import (
+    STREAMS,
     LogLine,
     LogSelection,
     check_selection,
@@ -88,7 +88,6 @@ def command() -> None:
     help="Where the output of ranks is kept; by default as `everstep run` has it.",
 )
 @with_api_options
-@click.pass_obj
 def show(  # noqa: PLR0913  each is an option
     invocation: Invocation,
     *,
@@ -99,13 +98,10 @@ def show(  # noqa: PLR0913  each is an option
     stream: str | None,
     last: int | None,
     follow: bool,
-    contains: str | None,
-    regex: str | None,
-    since: datetime | None,
-    until: datetime | None,
     of_store: bool,
     cycle_file: Path | None,
     log_dir: Path | None,
+    **search: Any,
 ) -> None:
     """Print what the ranks of a job wrote, each line with its node and rank before it.
 
@@ -114,8 +110,6 @@ def show(  # noqa: PLR0913  each is an option
     otherwise the ends of failed ranks' logs from the record, even if their node is gone.
     """
     from everstep.ids import checked_name
-    from everstep_services.cli.pages.rank_logs import STREAMS, LogSelection
-    from everstep_services.cli.pages.stored_logs import LineSearch
 
     if follow and last is not None:
         raise click.UsageError("-f shows everything and follows: leave out --lines")
@@ -128,9 +122,13 @@ def show(  # noqa: PLR0913  each is an option
     wanted = LogSelection(
         checked_name("job", job), number, ranks, node, (stream,) if stream else STREAMS, last
     )
-    search = LineSearch(contains=contains, regex=regex, since=since, until=until)
     request = LogRequest(
-        wanted, search, log_dir, is_live=follow, of_store=of_store, cycle_file=cycle_file
+        wanted,
+        LineSearch(**search),
+        log_dir,
+        is_live=follow,
+        of_store=of_store,
+        cycle_file=cycle_file,
     )
     print_logs(invocation, request)
 
@@ -146,7 +144,6 @@ def show(  # noqa: PLR0913  each is an option
     help="How many ranks the job has; by default as many as the logs mention.",
 )
 @with_formats(("human", "json"), "How to print (human).")
-@click.pass_obj
 def analyze(invocation: Invocation, /, *, files: tuple[Path, ...], world_size: int | None) -> int:
     """Name what failed first, on which rank, and why, from logs of any training.
 
@@ -160,18 +157,12 @@ def analyze(invocation: Invocation, /, *, files: tuple[Path, ...], world_size: i
     """
     from everstep_services.attribution.log_analysis.files import analyze_files
     from everstep_services.attribution.log_analysis.report import lines
-    from everstep_services.cli.errors import CliError, Exit
-    from everstep_services.cli.output import echo, print_json, schema
 
     analysis = analyze_files(list(dict.fromkeys(files)), world_size)
     report = analysis.report()
     if not analysis.bytes and report.notes:
         raise CliError("; ".join(report.notes), Exit.USAGE)
-    if invocation.output == "json":
-        print_json({"schema": schema("log-report"), "report": report})
-    else:
-        for line in lines(report):
-            echo(line)
+    print_report(invocation, "log-report", {"report": report}, lines(report))
     return {"nothing": 0, "inconclusive": 1, "cause": 3}[report.verdict]
 
 
@@ -208,7 +199,7 @@ def print_logs(invocation: Invocation, request: LogRequest) -> None:
             print_lines(invocation, wanted.job, lines)
             return
     try:
-        api = open_record(invocation)
+        api = invocation.open_record()
     except CliError as error:
         if error.code is not Exit.UNREACHABLE or request.needs_store:
             raise

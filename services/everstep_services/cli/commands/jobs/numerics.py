@@ -30,15 +30,13 @@ _KINDS = (
 @click.option("--round", type=click.IntRange(0), help="Only in this round.")
 @click.option("-n", "--limit", type=click.IntRange(1), default=100, help="At most N rows (100).")
 @with_wide_api_options
-@click.pass_obj
 def command(invocation: Invocation, /, *, job: str, limit: int, **asked: Any) -> None:
     """Show the unexpected results of a job: what was suspected, judged and done; newest first.
 
     --determinism shows how often each result was compared with that of a second run of the same
     step, how often it was not the same, bit for bit, and the largest difference. -o json has both.
     """
-    from everstep_services.cli.api.location import open_record
     from everstep_services.cli.pages.numerics import print_numerics
 
-    with open_record(invocation) as api:
+    with invocation.open_record() as api:
         print_numerics(invocation, api, job, asked, limit)

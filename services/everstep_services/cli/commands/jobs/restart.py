@@ -1,5 +1,7 @@
 """End the round of a job and form another one."""
 
+from typing import Any
+
 import click
 
 from everstep_services.cli.invocation import NAME, Invocation
@@ -11,13 +13,12 @@ from everstep_services.cli.operator_requests import CommandRequest, fulfil, with
 @with_job_at_work
 @click.option(
     "--round",
-    "number",
     type=click.IntRange(min=0),
     help="Only if this round runs: asking twice then restarts once. By default the newest.",
 )
 @click.option(
     "--without",
-    "nodes",
+    "without_nodes",
     type=NAME,
     multiple=True,
     metavar="NODE",
@@ -31,19 +32,9 @@ from everstep_services.cli.operator_requests import CommandRequest, fulfil, with
     help="Give the ranks 60 s, or what rendezvous is set to, to save first.",
 )
 @with_reason
-@click.pass_obj
-def command(
-    invocation: Invocation,
-    *,
-    job: str,
-    number: int | None,
-    nodes: tuple[str, ...],
-    save_first: bool,
-    reason: str,
-) -> None:
+def command(invocation: Invocation, /, *, job: str, reason: str, **details: Any) -> None:
     """End the round of a job and form another one. It does not count against the restart budget.
 
     Returns when rendezvous has decided.
     """
-    details = {"round": number, "without_nodes": nodes, "save_first": save_first}
     fulfil(invocation, CommandRequest("restart", reason, job, details=details))

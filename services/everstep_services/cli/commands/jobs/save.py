@@ -10,7 +10,6 @@ from everstep_services.cli.operator_requests import CommandRequest, fulfil, with
 @click.command()
 @with_job_at_work
 @with_reason
-@click.pass_obj
 def command(invocation: Invocation, *, job: str, reason: str) -> None:
     """Ask the ranks of a job to save after one of their next steps, and continue.
 

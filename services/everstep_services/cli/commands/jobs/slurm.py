@@ -1,7 +1,7 @@
 """Write batch scripts for Slurm, and do what they need."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
@@ -69,9 +69,10 @@ def command() -> None:
     default="outside",
     help="Where bus and services run: elsewhere (the default), or on the first node.",
 )
-@click.option("--leave-drained", is_flag=True, help="A drained node leaves even if no spare "
-              "can take its place.")  # fmt: skip
-@click.option("--drain-excluded", type=click.Choice(("off", "observe", "enforce")), default="off",
+@click.option("--leave-drained", "leaves_when_drained", is_flag=True,
+              help="A drained node leaves even if no spare can take its place.")  # fmt: skip
+@click.option("--drain-excluded", "drains_excluded", default="off",
+              type=click.Choice(("off", "observe", "enforce")),
               help="Drain nodes in Slurm that Everstep has excluded, or only report it (off)."
               )  # fmt: skip
 @click.option("--sbatch", "directives", multiple=True, metavar="OPTION",
@@ -83,21 +84,16 @@ def command() -> None:
 @click.option("--write", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="The script's file; by default it is printed.")  # fmt: skip
 @with_common_options
-def sbatch(  # noqa: PLR0913  what differs between scripts
+def sbatch(
+    _invocation: Invocation,
+    /,
+    *,
     words: tuple[str, ...],
     job: str,
     folder: Path | None,
-    time: str,
-    signal_s: int,
-    retries: int,
     chain: int | None,
-    control_plane: str,
-    leave_drained: bool,
-    drain_excluded: Literal["off", "observe", "enforce"],
-    directives: tuple[str, ...],
-    setup: tuple[str, ...],
-    program: str,
     write: Path | None,
+    **asked: Any,
 ) -> None:
     """Write a batch script that runs `everstep run` on each node, and requeues itself.
 
@@ -113,16 +109,8 @@ def sbatch(  # noqa: PLR0913  what differs between scripts
         words=words,
         job=checked_job(job),
         folder=str((folder or Path(job)).expanduser().absolute()),
-        time=time,
-        signal_s=signal_s,
-        retries=retries,
         chain=chain or 0,
-        control_plane="inside" if control_plane == "inside" else "outside",
-        leaves_when_drained=leave_drained,
-        drains_excluded=drain_excluded,
-        directives=directives,
-        setup=setup,
-        program=program,
+        **asked,
     )
     given = scan(words, {})
     text = batch_script(request, given)
@@ -157,7 +145,6 @@ def sbatch(  # noqa: PLR0913  what differs between scripts
 @click.option("--away", "away_s", type=NumberRange(min=0), metavar="SECONDS", default=600.0,
               help="How long Slurm's controller may be away (600).")  # fmt: skip
 @with_common_options
-@click.pass_obj
 def finish(
     invocation: Invocation, *, code: int, folder: Path, retries: int, requeues: bool, away_s: float
 ) -> int:
@@ -188,7 +175,6 @@ def finish(
 @click.option("--drain-excluded", type=click.Choice(("off", "observe", "enforce")), default="off",
               help="Drain nodes that Everstep has excluded, or only report it (off).")  # fmt: skip
 @with_common_options
-@click.pass_obj
 def watch(
     invocation: Invocation, *, every_s: float, drain_excluded: Literal["off", "observe", "enforce"]
 ) -> None:
@@ -214,7 +200,6 @@ _WITHIN = click.option("--within", "within_s", type=NumberRange(min=0, min_open=
 @_NAMES
 @_WITHIN
 @with_common_options
-@click.pass_obj
 def prolog(invocation: Invocation, *, names: tuple[str, ...], within_s: float) -> int:
     """Check this node before a job: for Prolog in slurm.conf.
 
@@ -231,7 +216,6 @@ def prolog(invocation: Invocation, *, names: tuple[str, ...], within_s: float) -
 @_NAMES
 @_WITHIN
 @with_common_options
-@click.pass_obj
 def epilog(invocation: Invocation, *, names: tuple[str, ...], within_s: float) -> int:
     """Clean up and check this node after a job: for Epilog in slurm.conf.
 

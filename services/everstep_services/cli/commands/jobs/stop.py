@@ -17,7 +17,6 @@ from everstep_services.cli.operator_requests import CommandRequest, fulfil, with
     help="Give the ranks 60 s, or what rendezvous is set to, to save first.",
 )
 @with_reason
-@click.pass_obj
 def command(invocation: Invocation, *, job: str, save_first: bool, reason: str) -> None:
     """Stop a job on all of its nodes: its agents exit with 93, which means not to start it again.
 

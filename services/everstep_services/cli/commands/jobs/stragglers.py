@@ -68,7 +68,6 @@ def command() -> None:
     "-n", "--limit", type=click.IntRange(1), default=100, help="At most N ranks or findings (100)."
 )
 @with_wide_api_options
-@click.pass_obj
 def show(invocation: Invocation, /, *, watch: bool, **asked: Any) -> None:
     """Compare the ranks of a job: which are slow now, why, and the time that they cost.
 
@@ -76,15 +75,13 @@ def show(invocation: Invocation, /, *, watch: bool, **asked: Any) -> None:
     median of its role group, LATE by how much it enters collectives after the others, and WAITS
     how long it waits for others. --history shows every finding, from the record.
     """
-    from everstep_services.cli.api.location import open_api, open_record
     from everstep_services.cli.output import say
     from everstep_services.cli.pages.ranks import watch_ranks
     from everstep_services.cli.pages.stragglers import job as job_page
 
     view = _view(asked)
     job, most = asked["job"], asked["limit"]
-    opened = open_api if watch else open_record
-    with opened(invocation) as api:
+    with invocation.open_api() if watch else invocation.open_record() as api:
         if api.is_record and view == "now":
             say("how the ranks compare now is known only while a service runs; past findings:")
             view = "history"
@@ -164,7 +161,6 @@ def _view(asked: dict[str, Any]) -> Literal["now", "history", "timings"]:
     help="How many of the worst and of the best ranks to print.",
 )
 @with_formats(("text", "json"), "Text for people (the default), or JSON with everything.")
-@click.pass_obj
 def analyze(
     invocation: Invocation, /, *, files: tuple[Path, ...], html: Path | None, top: int, **how: Any
 ) -> int:
@@ -177,7 +173,7 @@ def analyze(
     Exit codes: 0 no rank is slow, 1 no rank could be judged, 2 a file is invalid or wrong usage,
     3 a slow rank is named.
     """
-    from everstep_services.cli.output import print_json, schema
+    from everstep_services.cli.output import print_report
     from everstep_services.cli.pages.stragglers import html as html_page
     from everstep_services.cli.pages.stragglers import text
 
@@ -185,11 +181,8 @@ def analyze(
     title = files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more"
     if html is not None:
         _write(html, html_page.page(report, title, notes))
-    if invocation.output == "json":
-        print_json({"schema": schema("straggler_analysis"), **text.record(report, notes)})
-    else:
-        for line in text.lines(report, top, notes):
-            click.echo(line)
+    lines = text.lines(report, top, notes)
+    print_report(invocation, "straggler_analysis", text.record(report, notes), lines)
     if report.findings:
         return _NAMED
     return _UNJUDGED if report.unjudged else Exit.OK

@@ -63,7 +63,6 @@ class _CheckCommand(click.Command):
     help="With network: both nodes also add tensors over this backend of torch, as ranks would.",
 )
 @with_formats(_FORMATS, "How to print (human).")
-@click.pass_obj
 def command(invocation: Invocation, /, **options: Any) -> int:
     """Examine this node, and print each problem with its remedy.
 

@@ -2,7 +2,7 @@
 
 import click
 
-from everstep_services.cli.invocation import with_common_options
+from everstep_services.cli.invocation import Invocation, with_common_options
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -18,12 +18,12 @@ fish:  everstep completion fish > ~/.config/fish/completions/everstep.fish
 @click.command(help=HELP)
 @click.argument("shell", type=click.Choice(SHELLS))
 @with_common_options
-@click.pass_context
-def command(ctx: click.Context, shell: str) -> None:
+def command(_invocation: Invocation, shell: str) -> None:
     from click.shell_completion import get_completion_class
 
     made_by = get_completion_class(shell)
     assert made_by is not None, f"click knows no {shell}"
-    script = made_by(ctx.find_root().command, {}, "everstep", "_EVERSTEP_COMPLETE")
+    root = click.get_current_context().find_root()
+    script = made_by(root.command, {}, "everstep", "_EVERSTEP_COMPLETE")
     # Not .source(): for bash it would run the bash of this machine to learn its version.
     click.echo(script.source_template % script.source_vars())

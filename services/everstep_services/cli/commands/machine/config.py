@@ -19,7 +19,6 @@ def command() -> None:
 @command.command()
 @click.argument("section", required=False)
 @with_common_options
-@click.pass_obj
 def show(invocation: Invocation, section: str | None) -> None:
     """Print each setting (of SECTION), its value, and where the value comes from."""
     sections, missing = known_sections()
@@ -39,7 +38,6 @@ def show(invocation: Invocation, section: str | None) -> None:
 @command.command()
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @with_common_options
-@click.pass_obj
 def validate(invocation: Invocation, file: Path | None) -> int:
     """Check FILE, or the settings as they apply here. Exit code 1: they are not valid."""
     sections, missing = known_sections()
@@ -58,7 +56,6 @@ def validate(invocation: Invocation, file: Path | None) -> int:
 
 @command.command()
 @with_common_options
-@click.pass_obj
 def path(invocation: Invocation) -> None:
     """Print the files that are read; a later one overrides the earlier ones."""
     files = config_files(invocation.environ, invocation.config)

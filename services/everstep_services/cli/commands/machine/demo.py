@@ -20,7 +20,6 @@ from everstep_services.cli.invocation import Invocation, with_common_options
     help="Where its pages are; 0, the default, takes any free port.",
 )
 @with_common_options
-@click.pass_obj
 def command(invocation: Invocation, *, steps: int | None, slow: bool, port: int) -> int:
     """Train a small real model on agents of this machine, and kill parts of it.
 

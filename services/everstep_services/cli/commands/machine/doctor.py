@@ -15,7 +15,6 @@ from everstep_services.cli.output import print_records
     help="The folder with the operator's key: then each server of the bus is asked, too.",
 )
 @with_api_options
-@click.pass_obj
 def command(invocation: Invocation, keys: Path | None) -> int:
     """Examine this machine and this cluster.
 

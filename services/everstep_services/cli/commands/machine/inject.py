@@ -58,7 +58,6 @@ from trainer_sdk.inject.catalog import FAULTS, FaultKind
 @click.option("--dry-run", is_flag=True, help="Only print what would be done, and where.")
 @click.option("--list", "wants_list", is_flag=True, help="Only list the faults.")
 @with_common_options
-@click.pass_obj
 def command(invocation: Invocation, /, **options: object) -> int:
     """Make a fault on purpose, to see that the job survives it.
 
@@ -71,6 +70,7 @@ def command(invocation: Invocation, /, **options: object) -> int:
     return inject(invocation, InjectOptions(**options))  # type: ignore[arg-type]
 
 
+_OF_A_FAULT = ("fault", "rank", "node", "after_step", "after_s", "for_s", "amount", "target")
 _COLUMNS = ("fault", "in", "what", "amount", "target", "lasts", "also")
 
 
@@ -120,16 +120,7 @@ def _wanted(asked: InjectOptions) -> tuple[int | None, list[PlannedFault]]:
     if asked.scenario is not None:
         seed, faults = read_scenario(asked.scenario)
         return (seed if asked.seed is None else asked.seed), faults
-    options = {
-        "fault": asked.fault,
-        "rank": asked.rank,
-        "node": asked.node,
-        "after_step": asked.after_step,
-        "after_s": asked.after_s,
-        "for_s": asked.for_s,
-        "amount": asked.amount,
-        "target": asked.target,
-    }
+    options = {name: getattr(asked, name) for name in _OF_A_FAULT}
     return asked.seed, [planned({k: value for k, value in options.items() if value is not None})]
 
 

@@ -11,7 +11,6 @@ from everstep_services.cli.output import print_record
 
 @click.command()
 @with_common_options
-@click.pass_obj
 def command(invocation: Invocation) -> None:
     """Print which Everstep this is, and the Python it runs on."""
     if invocation.output is None:

@@ -19,7 +19,6 @@ from everstep_services.cli.operator_requests import CommandRequest, fulfil, with
     help="Give the ranks this time to save first; by default the round ends at once.",
 )
 @with_reason
-@click.pass_obj
 def command(
     invocation: Invocation, *, node: str, job: str | None, within_s: float | None, reason: str
 ) -> None:

@@ -43,7 +43,6 @@ from everstep_services.cli.output import echo, print_record
     help="How long to wait for the figures (60, and 5 more for each partner).",
 )
 @with_reason
-@click.pass_obj
 def command(
     invocation: Invocation, /, *, job: str, within_s: float | None, reason: str, **details: Any
 ) -> int:
@@ -56,11 +55,10 @@ def command(
     Exit codes: 0 no node is slow, 1 a node or link is slow or two nodes did not reach each other,
     5 some results did not come in time.
     """
-    from everstep_services.cli.api.location import open_api
     from everstep_services.cli.operator_requests import CommandRequest
     from everstep_services.cli.output import say
 
-    with open_api(invocation) as api:
+    with invocation.open_api() as api:
         test = NetworkTest.new(api, job)
         wish = CommandRequest("measure", reason, job, details={**details, "test": test.id})
         say(str(wish.tell(api)["text"]))

@@ -23,13 +23,11 @@ def command() -> None:
 @command.command()
 @click.argument("node", type=NAME)
 @with_api_options
-@click.pass_obj
 def show(invocation: Invocation, *, node: str) -> None:
     """Show the state of a node, the reason for it, and the results of its last checks."""
-    from everstep_services.cli.api.location import open_record
     from everstep_services.cli.pages.nodes import print_node
 
-    with open_record(invocation) as api:
+    with invocation.open_record() as api:
         print_node(invocation, api, node)
 
 
@@ -39,7 +37,6 @@ def show(invocation: Invocation, *, node: str) -> None:
 @click.option("--for-good", is_flag=True, help="Until somebody includes it again.")
 @click.option("--force", is_flag=True, help="Exclude a node that has not joined yet, too.")
 @with_reason
-@click.pass_obj
 def exclude(
     invocation: Invocation,
     *,
@@ -64,7 +61,6 @@ def exclude(
 @command.command()
 @click.argument("node", type=NAME)
 @with_reason
-@click.pass_obj
 def include(invocation: Invocation, *, node: str, reason: str) -> None:
     """Let a node join again, no matter who excluded it."""
     fulfil(invocation, CommandRequest("include", reason, CLUSTER, node=node))
@@ -83,7 +79,6 @@ def include(invocation: Invocation, *, node: str, reason: str) -> None:
     help="Wait this long for the result (90).",
 )
 @with_reason
-@click.pass_obj
 def check(
     invocation: Invocation,
     *,

@@ -1,5 +1,7 @@
 """List nodes: which are there, healthy, suspect or excluded."""
 
+from typing import Any
+
 import click
 
 from everstep.job_states import NODE_PRESENCES
@@ -15,42 +17,22 @@ from everstep_services.cli.invocation import NAME, Invocation, with_wide_api_opt
     help="By name, or those with the most strikes first.",
 )
 @click.option("--state", type=click.Choice(NODE_PRESENCES), help="Only in this state.")
-@click.option("--unhealthy", is_flag=True, help="Only nodes whose last checks have failed.")
-@click.option("--suspect", is_flag=True, help="Only nodes with evidence against them.")
-@click.option("--excluded", is_flag=True, help="Only nodes that are excluded now.")
 @click.option(
-    "-q", "--query", metavar="TEXT", help="Only nodes with this text in their name or address."
+    "--unhealthy", "healthy", flag_value="false", help="Only nodes whose last checks have failed."
+)
+@click.option("--suspect", flag_value="true", help="Only nodes with evidence against them.")
+@click.option("--excluded", flag_value="true", help="Only nodes that are excluded now.")
+@click.option(
+    "-q", "--query", "q", metavar="TEXT", help="Only nodes with this text in their name or address."
 )
 @click.option("-n", "--limit", type=click.IntRange(1), default=1000, help="At most N nodes (1000).")
 @with_wide_api_options
-@click.pass_obj
-def command(  # noqa: PLR0913  each is an option
-    invocation: Invocation,
-    *,
-    job: str | None,
-    sort: str,
-    state: str | None,
-    unhealthy: bool,
-    suspect: bool,
-    excluded: bool,
-    query: str | None,
-    limit: int,
-) -> None:
+def command(invocation: Invocation, /, *, limit: int, **asked: Any) -> None:
     """List nodes, of one job or of all, with the evidence against them.
 
     Strikes are counted over all jobs, within health's window.
     """
-    from everstep_services.cli.api.location import open_record
     from everstep_services.cli.pages.nodes import print_nodes
 
-    asked = {
-        "job": job,
-        "sort": sort,
-        "state": state,
-        "healthy": "false" if unhealthy else None,
-        "suspect": "true" if suspect else None,
-        "excluded": "true" if excluded else None,
-        "q": query,
-    }
-    with open_record(invocation) as api:
+    with invocation.open_record() as api:
         print_nodes(invocation, api, asked, limit)
