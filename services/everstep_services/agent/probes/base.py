@@ -40,6 +40,21 @@ class Look:
         return self.root.joinpath(*(part.lstrip("/") for part in parts))
 
 
+def finding(
+    check: str,
+    subject: str,
+    state: CheckState = "ok",
+    reason: str = "",
+    failure_class: FailureClass = "",
+    code: str = "",
+) -> CheckResult:
+    """The result of a check for one part of the node."""
+    return CheckResult(
+        check=check, subject=subject, state=state, reason=reason,
+        failure_class=failure_class, code=code,
+    )  # fmt: skip
+
+
 class Probe(Protocol):
     """A check. It may block: each runs in a thread of a child process that can be abandoned."""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from everstep.messages import CheckResult
-from everstep_services.agent.probes.base import CheckState, FailureClass, Look
+from everstep_services.agent.probes.base import CheckState, FailureClass, Look, finding
 from everstep_services.agent.probes.gpu.nvml import (
     GpuGoneError,
     Load,
@@ -199,10 +199,4 @@ def _named(links: Sequence[int]) -> str:
 def _result(
     links: NvlinkCounters, state: CheckState, reason: str, failure_class: FailureClass = ""
 ) -> CheckResult:
-    return CheckResult(
-        check="nvlink",
-        state=state,
-        subject=links.uuid,
-        reason=f"GPU {links.index}: {reason}",
-        failure_class=failure_class,
-    )
+    return finding("nvlink", links.uuid, state, f"GPU {links.index}: {reason}", failure_class)

@@ -4,14 +4,16 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from everstep.messages import CheckResult
-from everstep_services.agent.probes.base import CheckState, FailureClass, Look
+from everstep_services.agent.probes.base import Look, finding
 from everstep_services.agent.probes.gpu.exercise import NOTHING_TO_DO
 
+_result = partial(finding, "gpu-selftest")
 _SLOW = 0.8
 """A GPU below this share of its siblings' median is slow."""
 _HANGS_S = 30.0
@@ -114,15 +116,3 @@ def _lines(out: bytes) -> list[dict[str, Any]]:
 def _last_line(complaints: bytes) -> str:
     lines = complaints.decode(errors="replace").strip().splitlines()
     return f"it ended early: {lines[-1] if lines else 'without output'}"
-
-
-def _result(
-    subject: str, state: CheckState, reason: str, failure_class: FailureClass = ""
-) -> CheckResult:
-    return CheckResult(
-        check="gpu-selftest",
-        state=state,
-        subject=subject,
-        reason=reason,
-        failure_class=failure_class,
-    )

@@ -1,20 +1,15 @@
 """Shared by the parts of the host check: their results, and counts since the last look."""
 
+from functools import partial
+
 from everstep.messages.facts.health import CheckResult
-from everstep_services.agent.probes.base import CheckState, FailureClass, Look
+from everstep_services.agent.probes.base import CheckState, Look, finding
 
 NAME = "host"
 MIB = 1 << 20
 _BOOT = "boot"
-
-
-def result(
-    subject: str, state: CheckState = "ok", reason: str = "", failure_class: FailureClass = ""
-) -> CheckResult:
-    """The result for one part of the host."""
-    return CheckResult(
-        check=NAME, subject=subject, state=state, reason=reason, failure_class=failure_class
-    )
+result = partial(finding, NAME)
+"""The result for one part of the host."""
 
 
 def worst(subject: str, troubles: list[tuple[CheckState, str]]) -> CheckResult:

@@ -4,13 +4,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
 from everstep.messages import CheckResult
-from everstep_services.agent.probes.base import CheckState, FailureClass, Look
+from everstep_services.agent.probes.base import Look, finding
 from everstep_services.agent.probes.notes import note
 
+_result = partial(finding, "nic")
 _NVIDIA = "0x10de"
 _DISPLAY = "0x03"
 _ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -251,11 +253,3 @@ def _vanished(ports: Sequence[Port], noted: dict[str, Any]) -> Iterator[CheckRes
             f"it was ACTIVE before, and is not there in {before['off']} looks; reboot the node",
             "reboot" if has_failed else "watch",
         )
-
-
-def _result(
-    name: str, state: CheckState, reason: str, failure_class: FailureClass = ""
-) -> CheckResult:
-    return CheckResult(
-        check="nic", state=state, subject=name, reason=reason, failure_class=failure_class
-    )

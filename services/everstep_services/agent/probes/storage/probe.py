@@ -4,14 +4,16 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from everstep.messages.facts.health import CheckResult
-from everstep_services.agent.probes.base import CheckState, FailureClass, Look
+from everstep_services.agent.probes.base import Look, finding
 from everstep_services.agent.probes.program import Program, ProgramResult
 from everstep_services.agent.probes.storage.mounts import Mount, network_mounts
 
 NAME = "storage"
+_result = partial(finding, NAME)
 _TOUCH = (sys.executable, "-I", "-S", str(Path(__file__).with_name("touch.py")))
 _FIXES = {
     "ENOSPC": "delete something there",
@@ -93,20 +95,3 @@ def _lustre(look: Look) -> Iterator[CheckResult]:
     else:
         why = f"Lustre says {health or 'nothing'!r}, not healthy; see lctl device_list"
         yield _result("lustre", "failed", why, "drain")
-
-
-def _result(
-    subject: str,
-    state: CheckState,
-    reason: str = "",
-    failure_class: FailureClass = "",
-    code: str = "",
-) -> CheckResult:
-    return CheckResult(
-        check=NAME,
-        state=state,
-        reason=reason,
-        subject=subject,
-        failure_class=failure_class,
-        code=code,
-    )
