@@ -14,13 +14,13 @@ from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.messages import ControlDocument, Done, RequestCopy, RoundDocument, Seat, ShowRound
 from everstep.messages.codec import BadMessageError, decode_as
+from everstep.messages.documents.health import combined
 from everstep.subjects import CLUSTER
 from everstep_services.catalog.domain.index import Index, not_committed
 from everstep_services.catalog.domain.replication import Repair, is_quiet, judge, repairs
 from everstep_services.catalog.domain.retention import RetentionRules
 from everstep_services.catalog.domain.schedule import (
     ReadBackRules,
-    is_braked,
     rules_for,
     to_delete,
     to_verify,
@@ -286,9 +286,9 @@ class Maintenance:
 
     async def rules(self, job: str) -> tuple[RetentionRules, bool]:
         """The retention of a job, and whether the brake forbids it now."""
-        switches = [await self._switches(CLUSTER), await self._switches(job)]
+        switches = combined(await self._switches(CLUSTER), await self._switches(job))
         default = RetentionRules(self._settings.keep_last, self._settings.keep_every_steps)
-        return rules_for(default, *switches), is_braked(*switches)
+        return rules_for(default, switches), switches.is_braked
 
     async def _maintain(self, job: str, index: Index) -> None:
         try:

@@ -23,6 +23,7 @@ from everstep.messages import (
     StallLocated,
 )
 from everstep.messages.codec import BadMessageError, decode_as
+from everstep.messages.documents.health import combined
 from everstep.runtime import Loop
 from everstep_services.rendezvous.domain.events import Event, JobControl, Tick
 from everstep_services.rendezvous.job_runner import BUCKET, JobRunner, ReplicaContext, RunnerCounts
@@ -120,15 +121,11 @@ class Rendezvous:
         return runner
 
     def _control(self, job: str) -> JobControl:
-        ours, all_jobs = self._controls.get(job), self._controls.get(subjects.CLUSTER)
-        both = [document for document in (all_jobs, ours) if document is not None]
-        modes: dict[str, str] = {}
-        for document in both:
-            modes |= document.modes
+        both = combined(self._controls.get(subjects.CLUSTER), self._controls.get(job))
         return JobControl(
-            is_braked=any(document.is_braked for document in both),
-            modes=modes,
-            exclusions=tuple(exclusion for document in both for exclusion in document.exclusions),
+            is_braked=both.is_braked,
+            modes=both.modes,
+            exclusions=both.exclusions,
             suspects=self._suspects,
         )
 

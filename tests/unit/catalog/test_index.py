@@ -23,6 +23,7 @@ from everstep.messages import (
     ReplicationDegraded,
     ReplicationRestored,
 )
+from everstep.messages.documents.health import combined
 from everstep.messages.documents.rounds import Seat
 from everstep.messages.facts.stamp import FactStamp
 from everstep_services.catalog.domain.facts import apply
@@ -416,7 +417,9 @@ def test_a_jobs_switches_go_over_the_clusters_and_the_settings() -> None:
         return ControlDocument(settings=names, changed_by="", reason="", modes={})
 
     default = RetentionRules(keep_last=3)
-    assert rules_for(default, None, None) == default
+    assert rules_for(default, combined(None, None)) == default
     cluster, job = switches(keep_last="5", keep_every_steps="100"), switches(keep_last="2")
-    assert rules_for(default, cluster, job) == RetentionRules(keep_last=2, keep_every_steps=100)
-    assert rules_for(default, switches(keep_last="many"), None) == default
+    assert rules_for(default, combined(cluster, job)) == RetentionRules(
+        keep_last=2, keep_every_steps=100
+    )
+    assert rules_for(default, switches(keep_last="many")) == default

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from everstep.messages import ControlDocument
+from everstep.messages.documents.health import combined
 from everstep_services.attribution.domain import policy
-from everstep_services.catalog.domain.schedule import is_braked
 from everstep_services.health.nodes.control import (
     ACTUATORS,
     binds,
@@ -48,7 +48,7 @@ ACTIONS: dict[str, Callable[[ControlDocument], bool]] = {
     "a verdict excludes a node": lambda control: (
         policy.in_force(_RULES, control).repeat_offenders == "enforce"
     ),
-    "the catalog deletes": lambda control: not is_braked(control),
+    "the catalog deletes": lambda control: not combined(control).is_braked,
 }
 
 

@@ -68,6 +68,19 @@ class ControlDocument(DocumentBody, frozen=True, kw_only=True, tag="control_docu
     """Nodes that may not join."""
 
 
+def combined(*documents: ControlDocument | None) -> ControlDocument:
+    """The switches of all of them: a later one overrides an earlier one, the brake of any holds."""
+    there = [document for document in documents if document is not None]
+    return ControlDocument(
+        settings={name: value for it in there for name, value in it.settings.items()},
+        modes={name: mode for it in there for name, mode in it.modes.items()},
+        is_braked=any(document.is_braked for document in there),
+        exclusions=tuple(exclusion for it in there for exclusion in it.exclusions),
+        changed_by="",
+        reason="",
+    )
+
+
 class Strike(Part, frozen=True, kw_only=True):
     """Evidence against a node, counted once however often it is reported."""
 

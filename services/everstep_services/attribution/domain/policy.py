@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, assert_never
 
 from everstep.messages import ControlDocument, PastIncident, VerdictReached
+from everstep.messages.documents.health import combined
 from everstep.verdict_causes import DETERMINISTIC_CAUSES, NODE_CAUSES, RETRIES
 from everstep_services.attribution.domain.past import earlier
 
@@ -62,17 +63,11 @@ def in_force(default: PolicySwitches, *documents: ControlDocument | None) -> Pol
     The brake, and an actuator that is switched to observe, leave every rule observing. A value that
     makes no sense, as a newer release may have written it, changes nothing.
     """
-    values: dict[str, str] = {}
-    modes: dict[str, str] = {}
-    is_braked = False
-    for document in documents:
-        if document is not None:
-            values |= document.settings
-            modes |= document.modes
-            is_braked = is_braked or document.is_braked
+    switches = combined(*documents)
+    values = switches.settings
 
     def mode(name: str, otherwise: Mode, actuator: str) -> Mode:
-        if is_braked or modes.get(actuator) == "observe":
+        if switches.is_braked or switches.modes.get(actuator) == "observe":
             return "observe"
         switch = values.get(f"attribution.{name}", otherwise)
         return "enforce" if switch == "enforce" else "observe"

@@ -47,20 +47,13 @@ def to_delete(index: Index, rules: RetentionRules) -> Sequence[tuple[KnownCheckp
     return [(d.checkpoint, d.reason) for d in reversed(decisions) if not d.is_kept]
 
 
-def rules_for(default: RetentionRules, *switches: ControlDocument | None) -> RetentionRules:
-    """The rules in force: later switches win over earlier ones, and those over the default."""
-    settings: dict[str, str] = {}
-    for document in switches:
-        settings |= {} if document is None else dict(document.settings)
+def rules_for(default: RetentionRules, switches: ControlDocument) -> RetentionRules:
+    """The rules in force: switches win over the default."""
+    settings = switches.settings
     return RetentionRules(
         keep_last=_number(settings, "catalog.keep_last", default.keep_last),
         keep_every_steps=_number(settings, "catalog.keep_every_steps", default.keep_every_steps),
     )
-
-
-def is_braked(*switches: ControlDocument | None) -> bool:
-    """Whether the brake is on, which forbids retention."""
-    return any(document is not None and document.is_braked for document in switches)
 
 
 def _is_read(checkpoint: KnownCheckpoint, rules: ReadBackRules) -> bool:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from everstep.messages import ControlDocument, SwitchInForce
+from everstep.messages.documents.health import combined
 from everstep.slow_rank_causes import CURABLE, OF_NODE
 
 Mode = Literal["observe", "enforce"]
@@ -37,19 +38,14 @@ def in_force(default: StragglerSwitches, *documents: ControlDocument | None) -> 
     The brake is on if any document has it on. A value that makes no sense, as a newer release may
     have written it, changes nothing.
     """
-    values: dict[str, str] = {}
-    modes: dict[str, str] = {}
-    is_braked = False
-    for document in documents:
-        if document is not None:
-            values |= document.settings
-            modes |= document.modes
-            is_braked = is_braked or document.is_braked
+    switches = combined(*documents)
     changed: dict[str, Any] = {
-        field: _read(values.get(name), getattr(default, field)) for name, field in SETTINGS.items()
+        field: _read(switches.settings.get(name), getattr(default, field))
+        for name, field in SETTINGS.items()
     }
     for name, field in _MODES.items():
-        is_enforced = modes.get(name.removeprefix("modes.")) == "enforce" and not is_braked
+        mode = switches.modes.get(name.removeprefix("modes."))
+        is_enforced = mode == "enforce" and not switches.is_braked
         changed[field] = "enforce" if is_enforced else "observe"
     return replace(default, **changed)
 
