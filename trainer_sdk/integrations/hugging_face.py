@@ -58,20 +58,14 @@ class HuggingFaceCallback(TrainerCallback):  # type: ignore[misc]  # untyped whe
         self._run.start_at(state.global_step, state.max_steps)
 
     @harmless
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
         """Enter the section of a step."""
-        del args, state, control
         self._run.end_all()
         self._run.begin(_STEP)
 
     @harmless
-    def on_substep_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_substep_end(self, *_: Any, **__: Any) -> None:
         """Note progress within a step that accumulates gradients."""
-        del args, state, control
         self._run.heartbeat()
 
     def on_step_end(
@@ -105,11 +99,8 @@ class HuggingFaceCallback(TrainerCallback):  # type: ignore[misc]  # untyped whe
         self._enter_next(control)
 
     @harmless
-    def on_prediction_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_prediction_step(self, *_: Any, **__: Any) -> None:
         """Note progress of an evaluation."""
-        del args, state, control
         self._run.heartbeat()
 
     @harmless
@@ -136,25 +127,14 @@ class HuggingFaceCallback(TrainerCallback):  # type: ignore[misc]  # untyped whe
             self._sealer.saved(folder, state.global_step)
 
     @harmless
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **_: Any,
-    ) -> None:
+    def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:
         """Report the numbers of the Trainer's log."""
-        del args, state, control
         for name, value in (logs or {}).items():
             if isinstance(value, (int, float)):
                 self._run.session.report(name, value)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_end(self, *_: Any, **__: Any) -> None:
         """Decide on the last steps, and seal the last checkpoint."""
-        del args, state, control
         if self.numerics is not None:
             self.numerics.finish()
         self._note_end()

@@ -197,9 +197,8 @@ class LightningCallback(Callback):  # type: ignore[misc]  # untyped where it is 
             self._restore_local(self._local, trainer, pl_module)
 
     @harmless
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, *_: Any) -> None:
         """Note where the training begins, and where it ends."""
-        del pl_module
         self._step = trainer.global_step
         if self._numerics is not None:
             self._numerics.begin(trainer)
@@ -209,31 +208,21 @@ class LightningCallback(Callback):  # type: ignore[misc]  # untyped where it is 
             self._run.session.trace_kernels()
 
     @harmless
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
         """Have the epoch validated at its end."""
-        del pl_module
         if self._numerics is not None:
             self._numerics.begin_epoch(trainer)
 
     @harmless
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, *_: Any, **__: Any) -> None:
         """Enter the section of a step."""
-        del trainer, pl_module, batch, batch_idx
         self._run.end_all()
         self._run.begin(_STEP)
 
     def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any
     ) -> None:
         """Look at a finished step; save, and end, where that is due."""
-        del batch, batch_idx
         if self._numerics is not None:
             self._numerics.batch(trainer, outputs)
         self._note_step(trainer)
@@ -244,41 +233,22 @@ class LightningCallback(Callback):  # type: ignore[misc]  # untyped where it is 
             self._save(trainer)
 
     @harmless
-    def on_validation_batch_start(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_validation_batch_start(self, *_: Any, **__: Any) -> None:
         """Enter the section of the evaluation."""
-        del trainer, pl_module, batch, batch_idx, dataloader_idx
         self._run.begin(_EVALUATION)
 
     @harmless
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
         """Note progress of the evaluation."""
-        del trainer, pl_module, outputs, batch, batch_idx, dataloader_idx
         self._run.heartbeat()
 
     @harmless
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_end(self, *_: Any) -> None:
         """Leave the section of the evaluation."""
-        del trainer, pl_module
         self._run.end(_EVALUATION)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, *_: Any) -> None:
         """Decide on the last steps, and note that the training has finished, if it has."""
-        del pl_module
         if self._numerics is not None:
             self._numerics.finish()
         self._note_end(trainer)
@@ -302,9 +272,8 @@ class LightningCallback(Callback):  # type: ignore[misc]  # untyped where it is 
                 file.write(msgspec.json.encode({"step": trainer.global_step, "at": time.time_ns()}))
 
     @harmless
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def teardown(self, *_: Any, **__: Any) -> None:
         """Release what `setup` and `on_fit_start` have made."""
-        del trainer, pl_module, stage
         self._run.end_all()
         if self._unwrap is not None:
             self._unwrap()
