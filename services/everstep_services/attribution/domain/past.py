@@ -16,6 +16,7 @@ from everstep.messages import (
     PastIncident,
     VerdictReached,
 )
+from everstep.messages.base import shared
 from everstep.observe.printable import beginning
 
 READ: tuple[type[Fact], ...] = (
@@ -101,16 +102,10 @@ class PastIncidents:
             return
         before = self._past.get(fact.incident)  # an incident that is judged again keeps its place
         self._past[fact.incident] = PastIncident(
-            job=fact.job,
-            incident=fact.incident,
-            at=fact.at,
-            cause=fact.cause,
-            fingerprint=fact.fingerprint,
+            **shared(PastIncident, fact),
             ranks=fact.culprit_ranks[:_CULPRITS_MOST],
             nodes=fact.culprit_nodes[:_CULPRITS_MOST],
             step=step if before is None else before.step,
-            is_corrected=fact.is_corrected,
-            retry=fact.retry,
         )
         while len(self._past) > _PAST_MOST:
             del self._past[next(iter(self._past))]

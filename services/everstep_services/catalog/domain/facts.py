@@ -37,6 +37,7 @@ from everstep.messages import (
     RoundFormed,
     ShardsWritten,
 )
+from everstep.messages.base import shared
 from everstep.messages.facts.stamp import FactStamp
 from everstep.observe.printable import beginning
 from everstep_services.catalog.domain.index import Change, Index
@@ -133,16 +134,9 @@ def _committed(index: Index, fact: CheckpointCommitted) -> None:
     index.put(
         replace(
             kept,
-            tier=fact.tier,
-            path=fact.path,
-            round=fact.round,
+            **shared(KnownCheckpoint, fact),
             saved_at=fact.at,
-            size_bytes=fact.size_bytes,
-            shards=fact.shards,
-            world_size=fact.world_size,
-            manifest_hash=fact.manifest_hash,
             committed_hash=fact.manifest_hash,
-            has_data_position=fact.has_data_position,
             pinned_by=before.pinned_by,
             pin_reason=before.pin_reason,
             missing_since=None,

@@ -11,6 +11,7 @@ from everstep.messages import (
     ReplicaPlace,
     Seat,
 )
+from everstep.messages.base import shared
 from everstep_services.catalog.domain.index import Index, newest_first, not_committed
 from everstep_services.catalog.domain.replication import current, step_held, survivable
 
@@ -66,25 +67,15 @@ def unfit(checkpoint: KnownCheckpoint) -> str:
 
 def place_of(checkpoint: KnownCheckpoint) -> CheckpointPlace:
     """The state of a checkpoint in files."""
+    world_size = checkpoint.world_size or None
     return CheckpointPlace(
-        step=checkpoint.step,
-        tier=checkpoint.tier,
-        path=checkpoint.path,
-        saved_at=checkpoint.saved_at,
-        size_bytes=checkpoint.size_bytes,
-        world_size=checkpoint.world_size or None,
+        **{**shared(CheckpointPlace, checkpoint), "world_size": world_size},
         is_verified=checkpoint.is_good,
         is_pinned=bool(checkpoint.pinned_by),
         is_quarantined=bool(checkpoint.quarantined_for),
         is_suspect=bool(checkpoint.suspected_for),
         is_missing=checkpoint.missing_since is not None,
-        verified_at=checkpoint.verified_at,
-        round=checkpoint.round,
-        shards=checkpoint.shards,
-        has_data_position=checkpoint.has_data_position,
         note=_note(checkpoint),
-        manifest_hash=checkpoint.manifest_hash,
-        committed_hash=checkpoint.committed_hash,
     )
 
 

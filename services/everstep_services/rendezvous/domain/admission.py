@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Literal, assert_never
 
 from everstep.messages import JobSpec, Join, NodeRefused, Option
+from everstep.messages.base import shared
 from everstep.observe.printable import beginning
 from everstep_services.rendezvous.domain.batch import Batch
 from everstep_services.rendezvous.domain.decisions import came_of, decide_to, only_say
@@ -164,16 +165,7 @@ def record_refused(batch: Batch, ask: Join, no: Refusal) -> None:
             nodes_out=(ask.node,),
         )
         came_of(batch, "done", f"{ask.node} was refused", "exclude")
-    batch.record(
-        NodeRefused(
-            **batch.head(),
-            node=ask.node,
-            cause=no.cause,
-            reason=no.reason,
-            checks=no.checks,
-            retry_after_s=no.retry_after_s,
-        )
-    )
+    batch.record(NodeRefused(**shared(NodeRefused, no), **batch.head(), node=ask.node))
 
 
 def _note(batch: Batch, key: str) -> None:

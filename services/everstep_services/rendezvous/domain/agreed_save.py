@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from everstep.incident_causes import known_cause
 from everstep.messages import Leave, Report, SaveCheckpoint, Seat
+from everstep.messages.base import shared
 from everstep.messages.documents.rounds import AgreedSave, PlannedEnd
 from everstep_services.rendezvous.domain.batch import Batch
 from everstep_services.rendezvous.domain.ends import (
@@ -200,19 +201,7 @@ def _order(batch: Batch, saving: AgreedSave) -> None:
     is_ordered = batch.timers.is_running("save_ordered", *order)
     if not is_ordered or batch.timers.elapsed("save_ordered", *order) >= _REPEAT_S:
         batch.timers.restart("save_ordered", *order)
-        batch.send(
-            SaveCheckpoint(
-                id=saving.id,
-                job=doc.job,
-                round=doc.round,
-                reason=saving.reason,
-                occasion=saving.occasion,
-                after_step=saving.after_step,
-                then_stop=saving.then_stop,
-                then_leave=saving.then_leave,
-                within_s=saving.within_s,
-            )
-        )
+        batch.send(SaveCheckpoint(**shared(SaveCheckpoint, saving), job=doc.job, round=doc.round))
     batch.wake_in(_REPEAT_S - batch.timers.elapsed("save_ordered", *order))
 
 

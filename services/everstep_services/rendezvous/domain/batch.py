@@ -1,7 +1,7 @@
 """A batch of events during its decision: the state it reads, and the decisions so far."""
 
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import TypedDict, assert_never
 
 from everstep.incident_causes import CONSEQUENCE, meaning_of
 from everstep.messages import (
@@ -48,6 +48,14 @@ class ReplicaMemory:
         self.alike[2].add(rank)
 
 
+class OrderHead(TypedDict):
+    """What every order has, besides its reason."""
+
+    id: str
+    job: str
+    round: int
+
+
 @dataclass(slots=True)
 class Batch:
     """Decisions change its state, and add facts and orders to it."""
@@ -71,6 +79,10 @@ class Batch:
         """The head of a new fact about a round; by default the current one."""
         number = self.state.doc.round if round is None else round
         return {**self._stamp().head(self.state.doc.job), "round": number}
+
+    def order_head(self, id: str) -> OrderHead:
+        """The head of an order in the current round; of one that was never sent without an id."""
+        return {"id": id or "0" * 32, "job": self.state.doc.job, "round": self.state.doc.round}
 
     def _stamp(self) -> FactStamp:
         return FactStamp(self.now.wall, self.now.new_id, "rendezvous")
@@ -138,12 +150,7 @@ class Batch:
             return state.start_order(seat)
         if seat.stage == "stopping":
             return self.stop_order()
-        return StandBy(
-            id=doc.start_order or doc.stop_order or "0" * 32,
-            job=doc.job,
-            round=doc.round,
-            reason=doc.reason,
-        )
+        return StandBy(**self.order_head(doc.start_order or doc.stop_order), reason=doc.reason)
 
     def say_waiting(self, key: str, reason: str) -> None:
         """Tell all agents why no round forms now; `key` stays the same until the reason changes."""
@@ -157,17 +164,14 @@ class Batch:
         doc = self.state.doc
         if not doc.waiting:
             return None
-        order = doc.stop_order or "0" * 32
-        return AwaitRound(id=order, job=doc.job, round=doc.round, reason=doc.reason)
+        return AwaitRound(**self.order_head(doc.stop_order), reason=doc.reason)
 
     def stop_order(self) -> StopRanks:
         """Return the order that ends this round, as sent to all."""
         doc = self.state.doc
         cause = doc.incident.trigger if doc.incident else "operator"
         return StopRanks(
-            id=doc.stop_order or "0" * 32,
-            job=doc.job,
-            round=doc.round,
+            **self.order_head(doc.stop_order),
             reason=doc.end_reason or doc.reason,
             cause=cause,
             incident=doc.incident.id if doc.incident else None,
@@ -213,9 +217,7 @@ class Batch:
         """Return the order that ends the job, as sent to all."""
         doc = self.state.doc
         return LeaveJob(
-            id=doc.stop_order or "0" * 32,
-            job=doc.job,
-            round=doc.round,
+            **self.order_head(doc.stop_order),
             reason=doc.reason,
             exit_code=1 if doc.exit_code is None else doc.exit_code,
             state=doc.phase if doc.phase == "done" else "stopped",

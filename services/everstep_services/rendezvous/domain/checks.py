@@ -11,6 +11,7 @@ import dataclasses
 from msgspec.structs import replace
 
 from everstep.messages import Report, RunChecks
+from everstep.messages.base import shared
 from everstep.messages.documents.rounds import CheckAccusation, OpenCheck
 from everstep.messages.facts.incidents import CHECK_CONFIRMED
 from everstep_services.rendezvous.domain import incidents
@@ -285,13 +286,7 @@ def _observe(batch: Batch, report: Report, why: str) -> None:
 
 
 def _accusation(report: Report) -> CheckAccusation:
-    return CheckAccusation(
-        node=report.node,
-        slot=report.slot,
-        reason=report.reason,
-        policy=report.policy,
-        fact=report.fact,
-    )
+    return CheckAccusation(**shared(CheckAccusation, report))
 
 
 def _sign(accusation: CheckAccusation, check: str, step: int | None) -> Sign:
@@ -299,7 +294,7 @@ def _sign(accusation: CheckAccusation, check: str, step: int | None) -> Sign:
         "check_failed",
         f"check {check} fails on {accusation.node}: {accusation.reason}",
         node=accusation.node,
-        fact=accusation.fact,
+        trigger_fact=accusation.fact,
         step=step,
         check=check,
     )

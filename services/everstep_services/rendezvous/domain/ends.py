@@ -191,6 +191,6 @@ def _say_ended(
             node=sign.node if sign else None,
             rank=sign.rank if sign else None,
             incident=incident.id if incident else None,
-            trigger=sign.fact if sign else None,
+            trigger=sign.trigger_fact if sign else None,
         )
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from everstep.messages import Member, Option, Replacement, RoundFormed, RoundWaiting, Seat, StandBy
+from everstep.messages.base import shared
 from everstep_services.rendezvous.domain import incidents
 from everstep_services.rendezvous.domain.batch import Batch
 from everstep_services.rendezvous.domain.decisions import came_of, decide_to, is_open
@@ -323,12 +324,8 @@ def _say_waiting(batch: Batch, waiting: _Waiting) -> None:
     batch.record(
         RoundWaiting(
             **batch.round_head(doc.round + 1),
-            joined=waiting.joined,
-            needed=waiting.needed,
+            **shared(RoundWaiting, waiting),
             waited_s=waited_s,
-            limit_s=waiting.limit_s,
-            missing=waiting.missing,
-            reason=waiting.reason,
         )
     )
     _decide_to_wait(batch, waiting)

@@ -10,7 +10,7 @@ from everstep.incident_causes import CONSEQUENCE, PLAIN, SECONDARY, IncidentCaus
 from everstep.incident_outcomes import IncidentOutcome
 from everstep.lost_steps import steps_again
 from everstep.messages import IncidentClosed, IncidentExtended, IncidentOpened, Ledger
-from everstep.messages.base import Time, earlier
+from everstep.messages.base import Time, earlier, shared
 from everstep.messages.documents.rounds import FirstCause, OpenIncident
 from everstep_services.rendezvous.domain.batch import Batch
 
@@ -43,7 +43,7 @@ class Sign:
     reason: str
     node: str | None = None
     rank: int | None = None
-    fact: str | None = None
+    trigger_fact: str | None = None
     fingerprint: str = ""
     exit_code: int | None = None
     step: int | None = None
@@ -171,11 +171,7 @@ def close(
 
 def _cause(incident: OpenIncident) -> FirstCause:
     """The cause in the round that the incident ended."""
-    return incident.first or FirstCause(
-        trigger=incident.trigger, reason=incident.reason, weight=incident.weight,
-        node=incident.node, rank=incident.rank, trigger_fact=incident.trigger_fact,
-        injected_by=incident.injected_by,
-    )  # fmt: skip
+    return incident.first or FirstCause(**shared(FirstCause, incident))
 
 
 def extend(batch: Batch, *, now: bool = False) -> None:
@@ -206,46 +202,28 @@ def extend(batch: Batch, *, now: bool = False) -> None:
 def _open(batch: Batch, sign: Sign) -> OpenIncident:
     doc = batch.state.doc
     incident = OpenIncident(
+        **shared(OpenIncident, sign),
         id=batch.now.new_id(),
-        trigger=sign.trigger,
-        reason=sign.reason,
         opened_at=batch.now.wall,
         round=doc.round,
         counted_until=batch.now.wall,
         ledger=Ledger(unfinished_s=sign.unfinished_s, detect_s=max(sign.detect_s, 0.0)),
-        node=sign.node,
-        rank=sign.rank,
-        fingerprint=sign.fingerprint,
-        exit_code=sign.exit_code,
-        is_of_code=sign.is_of_code,
-        asks=sign.asks,
-        weight=sign.weight,
-        trigger_fact=sign.fact,
         ranks=0 if sign.rank is None else 1,
-        check=sign.check,
-        accused=sign.accused,
         lost=_with_lost((), sign),
-        injected_by=sign.injected_by,
     )
     batch.timers.start("counted", incident.id, incident.counted_until)
     batch.timers.start("extended", incident.id)
+    step = doc.round_step if sign.step is None else sign.step
     batch.record(
         IncidentOpened(
-            **batch.head(),
+            **{**shared(IncidentOpened, sign), **batch.head(), "step": step},
             incident=incident.id,
-            trigger=sign.trigger,
-            reason=sign.reason,
-            trigger_fact=sign.fact,
-            node=sign.node,
-            rank=sign.rank,
-            step=doc.round_step if sign.step is None else sign.step,
             last_progress_at=_last_progress(batch, sign),
             phase="step"
             if doc.has_stepped
             else "start"
             if doc.phase == "forming"
             else "first_step",
-            injected_by=sign.injected_by,
         )
     )
     return incident
@@ -268,7 +246,7 @@ def _join(batch: Batch, incident: OpenIncident, sign: Sign) -> OpenIncident:
 
 def _told(incident: OpenIncident, sign: Sign) -> OpenIncident:
     """Add a report; it becomes the cause if it explains the others better."""
-    facts = (*incident.unsaid, *([sign.fact] if sign.fact else []))[:_NAMED_MOST]
+    facts = (*incident.unsaid, *([sign.trigger_fact] if sign.trigger_fact else []))[:_NAMED_MOST]
     nodes = incident.unsaid_nodes
     if sign.node is not None and sign.node not in nodes:
         nodes = (*nodes, sign.node)[:_NAMED_MOST]
@@ -288,23 +266,9 @@ def _told(incident: OpenIncident, sign: Sign) -> OpenIncident:
         )
     if incident.is_decided or sign.weight <= incident.weight:
         return incident
-    return replace(
-        incident,
-        trigger=sign.trigger,
-        reason=sign.reason,
-        node=sign.node,
-        rank=sign.rank,
-        fingerprint=sign.fingerprint,
-        exit_code=sign.exit_code,
-        is_of_code=sign.is_of_code,
-        asks=sign.asks,
-        weight=sign.weight,
-        trigger_fact=sign.fact,
-        check=sign.check,
-        accused=sign.accused,
-        injected_by=sign.injected_by,
-        first=None if incident.first and sign.weight > incident.first.weight else incident.first,
-    )
+    is_earlier = incident.first is not None and sign.weight > incident.first.weight
+    first = None if is_earlier else incident.first
+    return replace(incident, **shared(OpenIncident, sign), first=first)
 
 
 def _with_lost(nodes: tuple[str, ...], sign: Sign) -> tuple[str, ...]:

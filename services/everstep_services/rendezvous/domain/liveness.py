@@ -45,7 +45,7 @@ def lost(batch: Batch, finding: NodeLost) -> None:
         _hold(batch, seat, finding)
         return
     sign = Sign(
-        "node_lost", finding.reason, node=finding.node, fact=finding.id,
+        "node_lost", finding.reason, node=finding.node, trigger_fact=finding.id,
         detect_s=finding.silence_s, is_later=finding.is_warden_alive,
     )  # fmt: skip
     _gone(batch, seat.instance, sign)

@@ -19,6 +19,7 @@ from everstep.messages import (
     StartRanks,
     StopRanks,
 )
+from everstep.messages.base import shared
 from everstep_services.rendezvous.domain import agreed_save
 from everstep_services.rendezvous.domain.admission import (
     Refusal,
@@ -82,13 +83,10 @@ def answer(batch: Batch, ask: Join, no: Refusal | None) -> Joined:
     if no is not None:
         order = batch.stop_order() if no.cause == "stale" else None
         return Joined(
+            **shared(Joined, no),
             round=doc.round,
             is_accepted=False,
-            reason=no.reason,
-            cause=no.cause,
             standing="waiting" if ends_soon(no.cause) else "refused",
-            retry_after_s=no.retry_after_s,
-            exit_code=no.exit_code,
             order=order,
         )
     if seat is None or doc.phase in OVER:
@@ -121,16 +119,7 @@ def leave(batch: Batch, ask: Leave) -> Done:
     seat = batch.state.seat(ask.node)
     if seat is None or seat.instance != ask.instance:
         return Done(text="it had left already")
-    batch.record(
-        NodeLeft(
-            **batch.head(),
-            node=ask.node,
-            cause=ask.cause,
-            reason=ask.reason,
-            slot=seat.slot,
-            exit_code=ask.exit_code,
-        )
-    )
+    batch.record(NodeLeft(**{**shared(NodeLeft, ask), **batch.head()}, slot=seat.slot))
     agreed_save.left(batch, seat, ask)
     if seat.slot is not None:
         _went_on(batch, ask.round, ask.last_step)
@@ -278,20 +267,10 @@ def _take(batch: Batch, ask: Join) -> None:
     slot, stage = _adopted_seat(ask) if is_adopted else _seat_place(ask, before)
     leaving = before if before is not None and not is_new and before.is_leaving else None
     seat = Seat(
-        node=ask.node,
+        **shared(Seat, ask),
         slot=slot,
-        ranks=ask.ranks,
-        address=ask.address,
-        infra_rank=ask.infra_rank,
         place=_place(ask),
-        last_slot=ask.last_slot,
-        replica_port=ask.replica_port,
-        warm=ask.warm,
         stage=stage,
-        instance=ask.instance,
-        allocation=ask.allocation,
-        failure_domain=ask.failure_domain,
-        master_port=ask.master_port,
         is_leaving=leaving is not None,
         leaves_because=leaving.leaves_because if leaving else "",
     )
@@ -376,32 +355,11 @@ def _allocation(batch: Batch, ask: Join) -> None:
     batch.state.set(allocations=(*doc.allocations, ask.allocation))
     batch.record(
         AllocationStarted(
-            **batch.head(),
-            allocation=ask.allocation,
-            scheduler=ask.scheduler,
-            scheduler_job=ask.scheduler_job,
-            attempt=ask.attempt,
+            **{**shared(AllocationStarted, ask), **batch.head()},
             config_fingerprint=ask.spec.config_fingerprint,
         )
     )
 
 
 def _say_joined(batch: Batch, ask: Join) -> None:
-    batch.record(
-        NodeJoined(
-            **batch.head(),
-            node=ask.node,
-            allocation=ask.allocation,
-            ranks=ask.ranks,
-            address=ask.address,
-            infra_rank=ask.infra_rank,
-            failure_domain=ask.failure_domain,
-            topology=ask.topology,
-            group=ask.group,
-            last_round=ask.last_round,
-            warm=ask.warm,
-            device=ask.device,
-            version=ask.version,
-            nvlink_domain=ask.nvlink_domain,
-        )
-    )
+    batch.record(NodeJoined(**{**shared(NodeJoined, ask), **batch.head()}))

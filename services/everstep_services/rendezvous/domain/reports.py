@@ -213,7 +213,7 @@ def _sign(report: Report) -> Sign:
         report.reason,
         node=report.node,
         rank=report.rank,
-        fact=report.fact,
+        trigger_fact=report.fact,
         fingerprint=report.fingerprint,
         exit_code=report.exit_code,
         step=report.step,

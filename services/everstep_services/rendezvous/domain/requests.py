@@ -107,9 +107,7 @@ def dismiss(batch: Batch) -> None:
         batch.timers.start("dismissed", seat.instance)
         exit_code, reason = dismissal(batch, seat)
         order = LeaveJob(
-            id=batch.now.new_id(),
-            job=doc.job,
-            round=doc.round,
+            **batch.order_head(batch.now.new_id()),
             reason=reason,
             exit_code=exit_code,
             state="excluded",
@@ -260,9 +258,7 @@ def _evidence(batch: Batch, ask: RequestEvidence) -> Done:
         why = f"round {ask.round or doc.round} is over: its ranks are gone"
         return _refused(batch, ask, why) if ask.origin else Done(text=why)
     order = CollectEvidence(
-        id=batch.now.new_id(),
-        job=doc.job,
-        round=doc.round,
+        **batch.order_head(batch.now.new_id()),
         reason=f"{ask.by}: {ask.reason or 'evidence was requested'}",
         incident=ask.incident,
         evidence=ask.evidence,
@@ -292,20 +288,13 @@ def _is_wanted(batch: Batch, seat: Seat, ask: RequestEvidence) -> bool:
 
 
 def _checks(batch: Batch, ask: RequestChecks) -> Done:
-    doc = batch.state.doc
     seats = [batch.state.seat(node) for node in ask.nodes]
     here = [seat for seat in seats if seat is not None]
     if ask.origin and (why := _strangers(_nodes(batch), ask.nodes)):
         return _refused(batch, ask, why)
     for seat in here:
-        order = RunChecks(
-            id=batch.now.new_id(),
-            job=doc.job,
-            round=doc.round,
-            reason=f"{ask.by}: {ask.reason}",
-            checks=ask.checks,
-        )
-        batch.send(order, seat)
+        head, reason = batch.order_head(batch.now.new_id()), f"{ask.by}: {ask.reason}"
+        batch.send(RunChecks(**head, reason=reason, checks=ask.checks), seat)
     text = f"asked {len(here)} of {len(ask.nodes)} nodes"
     if not ask.origin:  # a service, which records in its own facts why it asks
         return Done(text=text)
@@ -329,9 +318,7 @@ def _copy(batch: Batch, ask: RequestCopy) -> Done:
         return Done(text=f"{ask.holder} or {ask.to} is not here: nothing was ordered")
     peer = Peer(node=to.node, slot=to.slot or 0, address=to.address, port=to.replica_port)
     order = CopyReplica(
-        id=batch.now.new_id(),
-        job=doc.job,
-        round=doc.round,
+        **batch.order_head(batch.now.new_id()),
         reason=ask.reason,
         owner_slot=ask.owner_slot,
         step=ask.step,
@@ -342,18 +329,10 @@ def _copy(batch: Batch, ask: RequestCopy) -> Done:
 
 
 def _release(batch: Batch, ask: RequestRelease) -> Done:
-    doc = batch.state.doc
-    if doc.phase in OVER:
+    if batch.state.doc.phase in OVER:
         return Done(text="the job is over, and its states in memory are released", is_refused=True)
-    order = ReleaseImages(
-        id=batch.now.new_id(),
-        job=doc.job,
-        round=doc.round,
-        reason=ask.reason,
-        step=ask.step,
-        by=ask.by,
-    )
-    batch.send(order)
+    head = batch.order_head(batch.now.new_id())
+    batch.send(ReleaseImages(**head, reason=ask.reason, step=ask.step, by=ask.by))
     return Done(text="all nodes are asked")
 
 
@@ -388,7 +367,6 @@ def _target(ask: OperatorRequest) -> str:
 
 def _network_test(batch: Batch, ask: RequestMeasurement) -> MeasureNetwork | str:
     """Return the order to all agents, or the reason why nothing is measured."""
-    doc = batch.state.doc
     here = {seat.node: seat for seat in batch.state.seats if seat.stage != "gone"}
     if why := _strangers(here, ask.nodes):
         return why
@@ -402,9 +380,7 @@ def _network_test(batch: Batch, ask: RequestMeasurement) -> MeasureNetwork | str
             f"its figures. Name nodes without ranks, or accept that with --beside-training"
         )
     return MeasureNetwork(
-        id=ask.test,
-        job=doc.job,
-        round=doc.round,
+        **batch.order_head(ask.test),
         reason=f"{ask.by}: {ask.reason}",
         peers=peers(seats, ask.test),
         token=batch.now.new_id() + batch.now.new_id(),

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from everstep.incident_causes import CONSEQUENCE, PLAIN
 from everstep.messages import CollectEvidence, NameExcuse, Report, StallLocated
+from everstep.messages.base import shared
 from everstep.messages.documents.rounds import OpenStall
 from everstep_services.rendezvous.domain import incidents
 from everstep_services.rendezvous.domain.batch import Batch
@@ -127,7 +128,8 @@ def _join_located(batch: Batch) -> None:
         node = finding.nodes[0] if len(finding.nodes) == 1 else None
         rank = finding.first_ranks[0]
         incidents.add(
-            batch, Sign("rank_stalled", finding.reason, node=node, rank=rank, fact=finding.id)
+            batch,
+            Sign("rank_stalled", finding.reason, node=node, rank=rank, trigger_fact=finding.id),
         )
 
 
@@ -181,22 +183,9 @@ def _look(batch: Batch, stall: OpenStall) -> None:
 
 
 def _ask(batch: Batch, stall: OpenStall, within_s: float) -> None:
-    doc = batch.state.doc
     assert stall.rank is not None
-    order = NameExcuse(
-        id=stall.id,
-        job=doc.job,
-        round=doc.round,
-        reason=stall.reason,
-        node=stall.node,
-        rank=stall.rank,
-        waited_s=_waited_s(batch, stall),
-        step=stall.step,
-        entered=stall.entered,
-        entered_in=stall.entered_in,
-        within_s=within_s,
-    )
-    batch.send(order)
+    excuse = {**shared(NameExcuse, stall), "waited_s": _waited_s(batch, stall)}
+    batch.send(NameExcuse(**{**excuse, **batch.order_head(stall.id)}, within_s=within_s))
 
 
 def _decide(batch: Batch, stall: OpenStall) -> None:
@@ -237,16 +226,15 @@ def _observe(batch: Batch, signs: Sequence[Sign]) -> None:
             f"{signs[0].reason}; restarts for stalls only observe",
             rule="restart.observe",
             incident=incident.id,
-            evidence=(signs[0].fact,) if signs[0].fact else (),
+            evidence=(signs[0].trigger_fact,) if signs[0].trigger_fact else (),
         )
         _collect(batch, incident.id, signs[0].reason)
 
 
 def _collect(batch: Batch, incident: str, reason: str) -> None:
     """Let agents look into the ranks that stand: without that, few stalls have a cause."""
-    doc = batch.state.doc
     order = CollectEvidence(
-        id=batch.now.new_id(), job=doc.job, round=doc.round, reason=reason, incident=incident,
+        **batch.order_head(batch.now.new_id()), reason=reason, incident=incident,
         evidence=(), within_s=batch.settings.stall_evidence_s,
     )  # fmt: skip
     batch.send(order)
@@ -254,21 +242,8 @@ def _collect(batch: Batch, incident: str, reason: str) -> None:
 
 def _opened(batch: Batch, report: Report) -> OpenStall:
     id = batch.now.new_id()
-    stall = OpenStall(
-        id=id,
-        span=id,
-        node=report.node,
-        rank=report.rank,
-        reason=report.reason,
-        fact=report.fact,
-        fingerprint=report.fingerprint,
-        step=report.step,
-        entered=report.entered,
-        entered_in=report.entered_in,
-        waited_s=(report.waited_s or report.last_progress_age_s or 0.0) + report.age_s,
-        is_fatal=report.is_fatal,
-        injected_by=report.injected_by,
-    )
+    waited_s = (report.waited_s or report.last_progress_age_s or 0.0) + report.age_s
+    stall = OpenStall(**{**shared(OpenStall, report), "waited_s": waited_s}, id=id, span=id)
     batch.timers.start("stalled", stall.id)
     return stall
 
@@ -284,7 +259,7 @@ def _sign(batch: Batch, stall: OpenStall) -> Sign:
         stall.reason,
         node=stall.node,
         rank=stall.rank,
-        fact=stall.fact,
+        trigger_fact=stall.fact,
         fingerprint=stall.fingerprint,
         step=stall.step,
         detect_s=_waited_s(batch, stall),
