@@ -50,16 +50,23 @@ def _opened(notices: Notices, fact: IncidentOpened, now: float) -> None:
     notice = notices.open_or_new(id_, fact, now, "incident", fact.incident)
     if notice is None or notice.began_at is not None:
         return
-    notices.put(
-        replace(
-            notice,
-            state="held",
-            began_at=fact.at,
-            reason=_bounded(fact.reason),
-            ranks=notice.ranks or (() if fact.rank is None else (fact.rank,)),
-            nodes=notice.nodes or (() if fact.node is None else (fact.node,)),
-        )
-    )
+    ranks = notice.ranks or (() if fact.rank is None else (fact.rank,))
+    nodes = notice.nodes or (() if fact.node is None else (fact.node,))
+    _begin(notices, notice, fact, ranks=ranks, nodes=nodes)
+
+
+def _begin(notices: Notices, notice: Notice, fact: Any, **more: Any) -> None:
+    """What a notice is about has begun; it is held for a while before it is sent."""
+    begun = replace(notice, state="held", began_at=fact.at, reason=_bounded(fact.reason), **more)
+    notices.put(begun)
+
+
+def _end(
+    notices: Notices, notice: Notice, fact: Any, outcome: str, before: str = "", **more: Any
+) -> None:
+    """It is over, for the reason of the fact."""
+    ending = _bounded(f"{before}{fact.reason}")
+    notices.end(replace(notice, outcome=outcome, ended_at=fact.at, ending=ending, **more))
 
 
 def _extended(notices: Notices, fact: IncidentExtended, now: float) -> None:
@@ -128,25 +135,16 @@ def _closed(notices: Notices, fact: IncidentClosed, now: float) -> None:
     notice = notices.open_or_new(_incident_id(fact), fact, now, "incident", fact.incident)
     if notice is None or notice.outcome:
         return
-    lost_s = fact.ledger.wall_s + fact.lost_s
-    notices.end(
-        replace(
-            notice,
-            outcome=fact.outcome or "closed",
-            ended_at=fact.at,
-            ending=_bounded(fact.reason),
-            lost_s=lost_s,
-            next_round=fact.next_round,
-            lost_steps=fact.lost_steps,
-        )
-    )
+    _end(
+        notices, notice, fact, fact.outcome or "closed", lost_s=fact.ledger.wall_s + fact.lost_s,
+        next_round=fact.next_round, lost_steps=fact.lost_steps,
+    )  # fmt: skip
 
 
 def _job_ended(notices: Notices, fact: JobEnded, now: float) -> None:
     for drain in notices.all():
         if (drain.event, drain.job) == ("node_drained", fact.job) and not drain.outcome:
-            ending = _bounded(f"the job is over: {fact.reason}")
-            notices.end(replace(drain, outcome="job_over", ended_at=fact.at, ending=ending))
+            _end(notices, drain, fact, "job_over", "the job is over: ")
     if fact.state not in {"failed", "stopped"}:
         return
     id_ = f"{fact.job}/ended/{fact.id}"
@@ -156,9 +154,7 @@ def _job_ended(notices: Notices, fact: JobEnded, now: float) -> None:
     notice = notices.open_or_new(id_, fact, now, f"job_{fact.state}", fact.job)
     if notice is None or notice.began_at is not None:
         return
-    incident = fact.incident or ""
-    reason = _bounded(fact.reason)
-    notices.put(replace(notice, state="held", began_at=fact.at, reason=reason, incident=incident))
+    _begin(notices, notice, fact, incident=fact.incident or "")
 
 
 def _allocation_ended(notices: Notices, fact: AllocationEnded, now: float) -> None:
@@ -176,7 +172,7 @@ def _allocation_ended(notices: Notices, fact: AllocationEnded, now: float) -> No
     if ("job_stopped", fact.job, "held") in held:
         notices.finish(id_)
         return
-    notices.put(replace(notice, state="held", began_at=fact.at, reason=_bounded(fact.reason)))
+    _begin(notices, notice, fact)
 
 
 def _operated(notices: Notices, fact: OperatorActed, now: float) -> None:
@@ -203,12 +199,8 @@ def _drained(notices: Notices, fact: OperatorActed, now: float) -> None:
     notice = notices.open_or_new(id_, fact, now, "node_drained", fact.target)
     if notice is None or notice.began_at is not None:
         return
-    notices.put(
-        replace(
-            notice, state="held", began_at=fact.at, reason=_bounded(fact.reason),
-            nodes=(fact.target,), action=_bounded(f"drained by {fact.by}"),
-        )
-    )  # fmt: skip
+    action = _bounded(f"drained by {fact.by}")
+    _begin(notices, notice, fact, nodes=(fact.target,), action=action)
 
 
 def _left(notices: Notices, fact: NodeLeft | NodeLost, now: float) -> None:
@@ -220,8 +212,7 @@ def _left(notices: Notices, fact: NodeLeft | NodeLost, now: float) -> None:
 def _end_drain(notices: Notices, notice: Notice, fact: NodeLeft | NodeLost, outcome: str) -> None:
     if notice.began_at is None or fact.at < notice.began_at:
         return  # an earlier agent of the node
-    ending = _bounded(fact.reason)
-    notices.end(replace(notice, outcome=outcome, ended_at=fact.at, ending=ending))
+    _end(notices, notice, fact, outcome)
 
 
 def _drains(notices: Notices, job: str, node: str) -> list[Notice]:
@@ -242,12 +233,9 @@ def _found(notices: Notices, fact: StragglerFound, now: float) -> None:
     if notice.outcome or is_late:  # heard in the wrong order
         notices.finish(notice.id)
         return
-    notices.put(
-        replace(
-            notice, state="held", began_at=fact.at, round=fact.round, reason=_bounded(fact.reason),
-            cause=fact.cause, ranks=(fact.rank,), nodes=(fact.node,),
-            confidence=fact.confidence, cost_ratio=fact.slowdown_ratio,
-        )
+    _begin(
+        notices, notice, fact, round=fact.round, cause=fact.cause, ranks=(fact.rank,),
+        nodes=(fact.node,), confidence=fact.confidence, cost_ratio=fact.slowdown_ratio,
     )  # fmt: skip
 
 
@@ -260,12 +248,7 @@ def _cleared(notices: Notices, fact: StragglerCleared, now: float) -> None:
     if notice.state == "held":  # it did not last long enough
         notices.finish(notice.id)
         return
-    notices.end(
-        replace(
-            notice, outcome="cleared", ended_at=fact.at, ending=_bounded(fact.reason),
-            lost_s=fact.lost_s,
-        )
-    )  # fmt: skip
+    _end(notices, notice, fact, "cleared", lost_s=fact.lost_s)
 
 
 def _round_ended(notices: Notices, fact: RoundEnded, now: float) -> None:
@@ -279,8 +262,7 @@ def _round_ended(notices: Notices, fact: RoundEnded, now: float) -> None:
         if notice.state == "held":
             notices.finish(notice.id)
             continue
-        ending = _bounded(f"its round ended: {fact.reason}")
-        notices.end(replace(notice, outcome="round_ended", ended_at=fact.at, ending=ending))
+        _end(notices, notice, fact, "round_ended", "its round ended: ")
 
 
 def _excluded(notices: Notices, fact: NodeExcluded, now: float) -> None:
@@ -291,12 +273,8 @@ def _excluded(notices: Notices, fact: NodeExcluded, now: float) -> None:
     if notice is None or notice.began_at is not None:
         return
     for_s = "" if fact.ttl_s is None else f" for {fact.ttl_s:g} s"
-    notices.put(
-        replace(
-            notice, state="held", began_at=fact.at, reason=_bounded(fact.reason),
-            nodes=(fact.node,), action=_bounded(f"excluded by {fact.by}{for_s}"),
-        )
-    )  # fmt: skip
+    action = _bounded(f"excluded by {fact.by}{for_s}")
+    _begin(notices, notice, fact, nodes=(fact.node,), action=action)
 
 
 def _included(notices: Notices, fact: NodeIncluded, now: float) -> None:
@@ -309,8 +287,7 @@ def _breaker_opened(notices: Notices, fact: BreakerOpened, now: float) -> None:
     id_ = f"{fact.job}/breaker/{fact.id}"
     notice = notices.open_or_new(id_, fact, now, "breaker_open", "")
     if notice is not None and notice.began_at is None:
-        reason = _bounded(fact.reason)
-        notices.put(replace(notice, state="held", began_at=fact.at, reason=reason))
+        _begin(notices, notice, fact)
 
 
 def _breaker_closed(notices: Notices, fact: BreakerClosed, now: float) -> None:
@@ -328,8 +305,7 @@ def _end_all(
     notices.remember(fact.id)
     for notice in notices.all():
         if (notice.event, notice.subject) == (event, subject) and not notice.outcome:
-            reason = _bounded(fact.reason)
-            notices.end(replace(notice, outcome=outcome, ended_at=fact.at, ending=reason))
+            _end(notices, notice, fact, outcome)
 
 
 _READERS: Mapping[type[Fact], Callable[[Notices, Any, float], None]] = {
