@@ -153,9 +153,12 @@ def alive(pid: int) -> bool:
 
 
 def make_plan(folder: Path, script: str, *arguments: str, **changes: Any) -> NodePlan:
+    """With `bare`, a forge imports nothing large in the place of torch."""
     target = changes.pop("target", str(SCRIPTS / script))
     environ = {name: value for name, value in os.environ.items() if "EVERSTEP" not in name}
     environ = {**environ, "OMP_NUM_THREADS": "1", **changes.pop("environ", {})}
+    if changes.pop("bare", False):
+        environ["PYTHONPATH"] = str(SCRIPTS.parent / "warden/bare_torch")
     for name in ("PYTHONUNBUFFERED", "PYTEST_CURRENT_TEST"):
         environ.pop(name, None)
     preload: Preload = changes.pop("preload", "auto")

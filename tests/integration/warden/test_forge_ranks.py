@@ -146,7 +146,7 @@ async def test_gloo_forms_round_after_round(tmp_path: Path) -> None:
 
 
 async def test_a_start_waits_for_a_forge_that_is_importing(tmp_path: Path) -> None:
-    async with opened(tmp_path, "echo.py", warm=True, preload=()) as node:
+    async with opened(tmp_path, "echo.py", warm=True, preload=(), bare=True) as node:
         await node.start(1, warm=True)
         (runs,) = await node.next(RankRuns)
         assert runs.start == "warm"
@@ -160,7 +160,7 @@ async def test_a_module_that_starts_a_thread_is_left_out(tmp_path: Path) -> None
     script = tmp_path / "script.py"
     script.write_text("print('{}')\n")
     async with opened(
-        tmp_path, "", target=str(script), warm=True, preload=("busy", "colorsys")
+        tmp_path, "", target=str(script), warm=True, preload=("busy", "colorsys"), bare=True
     ) as node:
         (unfit,) = await node.next(ForgeDown)
         assert unfit.reason == "1 more thread(s) run in it (after `import busy`)"
@@ -191,7 +191,9 @@ async def test_a_module_that_reads_the_ranks_environment_is_left_to_the_ranks(
         "named = imitation.rank_zero_only(lambda: 'first')()\n"
         "print(json.dumps([imitation.rank_zero_only.rank, named, *was_there]))\n"
     )
-    async with opened(tmp_path, "", target=str(script), warm=True, preload=("imitation",)) as node:
+    async with opened(
+        tmp_path, "", target=str(script), warm=True, preload=("imitation",), bare=True
+    ) as node:
         (ready,) = await node.next(ForgeUp)
         reason = "imitation.zero, which imitation imports, reads RANK while it is imported"
         assert ready.left_out == (reason,)
@@ -204,7 +206,9 @@ async def test_a_variable_that_a_rank_turns_out_to_have_makes_another_forge(tmp_
     (tmp_path / "reader.py").write_text("import os; level = os.environ.get('OF_RANKS')\n")
     script = tmp_path / "script.py"
     script.write_text("import json, reader; print(json.dumps(reader.level))\n")
-    async with opened(tmp_path, "", target=str(script), warm=True, preload=("reader",)) as node:
+    async with opened(
+        tmp_path, "", target=str(script), warm=True, preload=("reader",), bare=True
+    ) as node:
         assert await ran(node, warm=True, OF_RANKS="7") == ["7"]
         (unfit,) = await node.next(ForgeDown)
         assert unfit.reason == "reader reads OF_RANKS while it is imported"
@@ -275,13 +279,17 @@ async def test_numpys_generator_is_seeded_in_each_rank_that_has_it(
         "print(json.dumps(['numpy' in sys.modules, generator and generator.seeds]))\n"
     )
     preload = ("numpy", *(f"numpy{name}" for name in loaded))
-    async with opened(tmp_path, "", target=str(script), warm=True, preload=preload) as node:
+    async with opened(
+        tmp_path, "", target=str(script), warm=True, preload=preload, bare=True
+    ) as node:
         (said,) = await ran(node, warm=True)
         assert said == [True, [1] if loaded else None]
 
 
 async def test_what_cannot_be_imported_is_said(tmp_path: Path) -> None:
-    async with opened(tmp_path, "echo.py", warm=True, preload=("no_such_module",)) as node:
+    async with opened(
+        tmp_path, "echo.py", warm=True, preload=("no_such_module",), bare=True
+    ) as node:
         (ready,) = await node.next(ForgeUp)
         assert ready.failed == (
             "no_such_module: ModuleNotFoundError: No module named 'no_such_module'",
@@ -289,7 +297,7 @@ async def test_what_cannot_be_imported_is_said(tmp_path: Path) -> None:
 
 
 async def test_a_variable_that_python_reads_at_its_start_makes_a_cold_rank(tmp_path: Path) -> None:
-    async with opened(tmp_path, "echo.py", warm=True, preload=()) as node:
+    async with opened(tmp_path, "echo.py", warm=True, preload=(), bare=True) as node:
         await node.next(ForgeUp)
         await node.start(1, warm=True, PYTHONHASHSEED="1")
         (unfit,) = await node.next(ForgeDown)

@@ -31,7 +31,6 @@ from tests.waiting import until_async
 from trainer_sdk.wire import ForgeDown, ForgeUp
 
 Process = asyncio.subprocess.Process
-pytestmark = pytest.mark.timeout(180)  # each forge imports torch
 
 
 @pytest.fixture
@@ -156,7 +155,7 @@ from everstep_services.agent.ranks.protocol import RankRuns
 
 async def main(folder, warm):
     arguments = ("stay.py", "family", "20", sys.argv[3])
-    async with opened(Path(folder), *arguments, warm=warm, preload=()) as node:
+    async with opened(Path(folder), *arguments, warm=warm, preload=(), bare=True) as node:
         await node.start(2, warm=warm)
         await node.next(RankRuns, 2)
         print(node.warden(), flush=True)
@@ -246,7 +245,7 @@ async def test_between_two_wardens_nobody_takes_the_folder_for_left_behind(tmp_p
 
 
 async def test_a_killed_forge_harms_no_rank_and_comes_back(tmp_path: Path) -> None:
-    async with opened(tmp_path, "stay.py", "still", warm=True, preload=()) as node:
+    async with opened(tmp_path, "stay.py", "still", warm=True, preload=(), bare=True) as node:
         await node.next(ForgeUp)
         await node.start(2, warm=True)
         pids = await settled(node, 2)
@@ -260,7 +259,7 @@ async def test_a_killed_forge_harms_no_rank_and_comes_back(tmp_path: Path) -> No
 
 
 async def test_a_stopped_forge_is_replaced_by_a_cold_start(tmp_path: Path) -> None:
-    async with opened(tmp_path, "stay.py", "still", warm=True, preload=()) as node:
+    async with opened(tmp_path, "stay.py", "still", warm=True, preload=(), bare=True) as node:
         await node.next(ForgeUp)
         stop(node.forge())
         await node.start(1, warm=True)

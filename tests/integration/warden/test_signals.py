@@ -67,7 +67,7 @@ async def test_a_script_sees_the_signals_of_a_plain_python(tmp_path: Path, warm:
 @pytest.mark.parametrize("number", DEFERRED)
 @pytest.mark.parametrize("warm", [False, True])
 async def test_a_signal_to_one_rank_alone_ends_it(tmp_path: Path, number: int, warm: bool) -> None:
-    async with opened(tmp_path, "hearing.py", "stay", warm=warm, preload=()) as node:
+    async with opened(tmp_path, "hearing.py", "stay", warm=warm, preload=(), bare=True) as node:
         pids = await here(node, warm=warm)
         os.kill(pids[1], number)
         gone = await node.gone()
@@ -81,7 +81,7 @@ async def test_a_signal_to_one_rank_alone_ends_it(tmp_path: Path, number: int, w
 async def test_a_signal_to_all_ends_nobody_until_the_agent_says_so(
     tmp_path: Path, number: int
 ) -> None:
-    async with opened(tmp_path, "hearing.py", "stay", warm=True, preload=()) as node:
+    async with opened(tmp_path, "hearing.py", "stay", warm=True, preload=(), bare=True) as node:
         pids = await here(node, warm=True)
         everybody = below(node.warden())
         for _ in range(3):
@@ -98,7 +98,7 @@ async def test_a_signal_to_all_ends_nobody_until_the_agent_says_so(
 
 @pytest.mark.parametrize("warm", [False, True])
 async def test_a_signal_to_handlers_ends_no_rank_without_one(tmp_path: Path, warm: bool) -> None:
-    async with opened(tmp_path, "hearing.py", "stay", warm=warm, preload=()) as node:
+    async with opened(tmp_path, "hearing.py", "stay", warm=warm, preload=(), bare=True) as node:
         pids = await here(node, warm=warm)
         assert await node.keeper.signal(signal.SIGTERM, to_handlers=True) == (0, 1)
         assert await node.keeper.signal(signal.SIGUSR2) == (0, 1)  # what came before it is settled
