@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -13,8 +14,13 @@ if TYPE_CHECKING:
     import click
 
 
+_COLLECT_AFTER = (10_000, 20, 10)
+"""As services when they are open; Python's own would take a fifth of the start of `everstep up`."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Raises only what is a bug."""
+    gc.set_threshold(*_COLLECT_AFTER)
     try:
         code = _run(arguments)
     except ModuleNotFoundError as error:

@@ -19,6 +19,8 @@ from everstep_services.cli.pages.incidents.verdict import verdict_lines
 
 _SCRIPT = Path(__file__).with_name("train.py")
 _STEPS_MOST = 1_000_000
+_REST_S = 0.02
+"""After each step: ranks that never rest take the processors from all that is shown."""
 _PHASES = {
     "unfinished": "cut",
     "detect": "detect",
@@ -39,7 +41,7 @@ def demonstrate(invocation: Invocation, steps: int | None, port: int) -> int:
     with stage(port=port) as story:
         click.echo("everstep run: three agents: two train with two ranks each, one stands by")
         options = ["--nnodes", "2", "--nproc-per-node", "2", "--spares", "1"]
-        script = [str(_SCRIPT), str(story.cluster.folder), str(steps or _STEPS_MOST)]
+        script = [str(_SCRIPT), str(story.cluster.folder), str(steps or _STEPS_MOST), str(_REST_S)]
         story.start(("node-1", "node-2", "node-3"), [*options, *script])
         _act(story)
         if steps is None:
