@@ -43,7 +43,8 @@ def test_a_rank_that_hangs_is_named_and_training_goes_on(cluster: Cluster, kind:
     limit_s = FIRST_STEP_S if kind == "start" else LIMIT_S
     where = {"start": "first-step", "outside": "outside"}.get(kind, section or "data")
     environ = {"EVERSTEP_AGENT__INTERPRETER_WITHIN_S": f"{LOOK_WITHIN_S:g}"}
-    agent = cluster.run("--nproc-per-node", "2", *limits(where), SCRIPT, kind, **environ)
+    start = "--warm" if kind == "gil" else "--cold"
+    agent = cluster.run(start, "--nproc-per-node", "2", *limits(where), SCRIPT, kind, **environ)
     stall = cluster.until_fact("rank_stalled", within_s=START_WITHIN_S)
     assert (stall["rank"], stall["phase"], stall.get("section")) == (1, phase, section)
     assert stall["process_state"] == letter
@@ -92,7 +93,8 @@ def test_a_stall_may_be_only_said(cluster: Cluster) -> None:
         "run.step()\n"
     )
     said = cluster.folder / "said"
-    agent = cluster.run("--no-restart-on-stall", *limits("data"), str(script), str(said))
+    options = ("--cold", "--no-restart-on-stall", *limits("data"))
+    agent = cluster.run(*options, str(script), str(said))
     stall = cluster.until_fact("rank_stalled", within_s=START_WITHIN_S)
     opened = cluster.until_fact("incident_opened")
     assert (opened["trigger"], opened["rank"]) == ("rank_stalled", 0)

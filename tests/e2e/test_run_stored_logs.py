@@ -14,7 +14,7 @@ from tests.e2e.control_planes import Pieces
 from tests.e2e.processes import SCRIPTS, environment, python
 from tests.waiting import WITHIN_S, until
 
-STORING = ("--cold", "--store-logs", "--nnodes", "2")
+STORING = ("--store-logs", "--nnodes", "2")
 
 
 def start(cluster: Cluster, node: str, *words: str) -> None:

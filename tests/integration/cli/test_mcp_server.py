@@ -16,6 +16,7 @@ import pytest
 from tests.integration.history.served_story import ServedStory
 from tests.unit.history.facts import make
 from tests.unit.history.story import INCIDENT, JOB
+from tests.waiting import until
 
 pytest.importorskip("mcp")
 from mcp import Client, MCPError, StdioServerParameters
@@ -66,22 +67,32 @@ async def _by_stdio(tmp_path: Path, *words: str) -> AsyncIterator[Client]:
         yield client
 
 
-@pytest.fixture
-def served(story: ServedStory, tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def served(story: ServedStory, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of `everstep mcp --http` before the story."""
-    api = story.arguments[:2]
-    command = [sys.executable, *_command("--http", "--port", "0", *api)]
-    with subprocess.Popen(
-        command, env=_environment(tmp_path), stderr=subprocess.PIPE, text=True
-    ) as server:
-        assert server.stderr is not None
+    folder = tmp_path_factory.mktemp("mcp")
+    command = [sys.executable, *_command("--http", "--port", "0", *story.arguments[:2])]
+    log = folder / "mcp.log"
+    with (
+        log.open("w") as stderr,
+        subprocess.Popen(command, env=_environment(folder), stderr=stderr, text=True) as server,
+    ):
         try:
-            line = server.stderr.readline()
+            line = until(log.read_text, "its address", holds=lambda text: text.endswith("\n"))
             yield line.split()[-1]
         finally:
             server.terminate()
-            server.stderr.read()
     assert server.returncode in {0, -15, 143}
+
+
+@asynccontextmanager
+async def _by_http(story: ServedStory, url: str) -> AsyncIterator[Client]:
+    headers = {"Authorization": f"Bearer {_token(story)}"}
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=_WITHIN_S) as http,
+        Client(streamable_http_client(url, http_client=http)) as client,
+    ):
+        yield client
 
 
 def _token(story: ServedStory) -> str:
@@ -119,9 +130,7 @@ async def test_a_client_learns_why_a_job_failed(story: ServedStory, tmp_path: Pa
         assert [line["text"] for line in log["items"]] == ["CUDA out of memory — „naïve“"]
 
 
-async def test_every_reading_tool_answers_or_says_why_not(
-    story: ServedStory, tmp_path: Path
-) -> None:
+async def test_every_reading_tool_answers_or_says_why_not(story: ServedStory, served: str) -> None:
     arguments: dict[str, dict[str, object]] = {
         "wait_for_facts": {"after": 0},
         **{
@@ -135,7 +144,7 @@ async def test_every_reading_tool_answers_or_says_why_not(
         "list_numerics",
         *("list_checkpoints", "locate_checkpoint", "get_goodput"),
     )
-    async with _by_stdio(tmp_path, *story.arguments) as client:
+    async with _by_http(story, served) as client:
         for tool in (await client.list_tools()).tools:
             asked = arguments.get(tool.name, {"job": JOB} if tool.name in needs_job else {})
             text = _text(answer := await client.call_tool(tool.name, asked))
@@ -146,8 +155,8 @@ async def test_every_reading_tool_answers_or_says_why_not(
                 assert "Times are UTC" in text
 
 
-async def test_text_of_a_training_arrives_as_data(story: ServedStory, tmp_path: Path) -> None:
-    async with _by_stdio(tmp_path, *story.arguments) as client:
+async def test_text_of_a_training_arrives_as_data(story: ServedStory, served: str) -> None:
+    async with _by_http(story, served) as client:
         answer = await client.call_tool("get_incident", {"incident": "attack12"})
     text = _text(answer)
     before, _, after = text.partition("===== BEGIN UNTRUSTED DATA ")
@@ -162,8 +171,8 @@ async def test_text_of_a_training_arrives_as_data(story: ServedStory, tmp_path: 
     assert _SECRET not in text
 
 
-async def test_pages_follow_each_other(story: ServedStory, tmp_path: Path) -> None:
-    async with _by_stdio(tmp_path, *story.arguments) as client:
+async def test_pages_follow_each_other(story: ServedStory, served: str) -> None:
+    async with _by_http(story, served) as client:
         jobs: list[str] = []
         cursor = None
         while True:
@@ -191,8 +200,8 @@ _WRONG: tuple[tuple[str, dict[str, Any], str], ...] = (
 )
 
 
-async def test_wrong_arguments_get_one_line(story: ServedStory, tmp_path: Path) -> None:
-    async with _by_stdio(tmp_path, *story.arguments) as client:
+async def test_wrong_arguments_get_one_line(story: ServedStory, served: str) -> None:
+    async with _by_http(story, served) as client:
         for tool, arguments, problem in _WRONG:
             answer = await client.call_tool(tool, arguments)
             text = _text(answer)
@@ -203,9 +212,9 @@ async def test_wrong_arguments_get_one_line(story: ServedStory, tmp_path: Path) 
 
 
 async def test_a_report_that_is_missing_is_one_of_an_incident(
-    story: ServedStory, tmp_path: Path
+    story: ServedStory, served: str
 ) -> None:
-    async with _by_stdio(tmp_path, *story.arguments) as client:
+    async with _by_http(story, served) as client:
         with pytest.raises(MCPError, match="there is no incident xx, and no job of that name"):
             await client.read_resource("everstep://incidents/xx")
 
@@ -237,11 +246,7 @@ async def test_without_a_service_the_record_on_disk_answers(
 async def test_a_client_over_http_sees_what_its_token_may_see(
     story: ServedStory, served: str
 ) -> None:
-    headers = {"Authorization": f"Bearer {_token(story)}"}
-    async with (
-        httpx2.AsyncClient(headers=headers, timeout=_WITHIN_S) as http,
-        Client(streamable_http_client(served, http_client=http)) as client,
-    ):
+    async with _by_http(story, served) as client:
         tools = (await client.list_tools()).tools
         assert not any(tool.name.startswith("drain") for tool in tools)
         assert _data(await client.call_tool("get_job", {"job": JOB}))["job"] == JOB

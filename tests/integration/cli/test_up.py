@@ -11,10 +11,11 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx2
 import pytest
@@ -33,30 +34,29 @@ pytestmark = pytest.mark.timeout(180)  # each command is a process that takes se
 Up = Callable[..., "subprocess.Popen[str]"]
 
 
+def environment(home: Path) -> dict[str, str]:
+    """Nothing of the person who runs the tests."""
+    own = {"HOME": str(home), "EVERSTEP_STATE_DIR": str(home / "state")}
+    return {**lifeline.bare_environment(), **own}
+
+
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
 @pytest.fixture
-def environ(tmp_path: Path, state: Path) -> dict[str, str]:
-    """Nothing of the person who runs the tests."""
-    return {**lifeline.bare_environment(), "HOME": str(tmp_path), "EVERSTEP_STATE_DIR": str(state)}
+def environ(tmp_path: Path) -> dict[str, str]:
+    return environment(tmp_path)
 
 
 def everstep(
     *arguments: str, environ: dict[str, str], cwd: Path
 ) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-m", "everstep_services.cli", *arguments],
-        env=environ,
-        cwd=cwd,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=WITHIN_S,
-        check=False,
-    )
+        [sys.executable, "-m", "everstep_services.cli", *arguments], env=environ, cwd=cwd,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WITHIN_S, check=False,
+    )  # fmt: skip
 
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -67,24 +67,23 @@ def run(environ: dict[str, str], tmp_path: Path) -> Run:
     return lambda *arguments: everstep(*arguments, environ=environ, cwd=tmp_path)
 
 
+def start_up(*arguments: str, environ: dict[str, str], cwd: Path) -> "subprocess.Popen[str]":
+    """`everstep up` in a process group of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "everstep_services.cli", "up", "--port", "0", *arguments],
+        env=environ, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
 @pytest.fixture
-def up(environ: dict[str, str], tmp_path: Path) -> Generator[Up, None, None]:
-    """Start `everstep up` in a process group of its own; none outlives the test."""
+def up(environ: dict[str, str], tmp_path: Path) -> Iterator[Up]:
+    """Start `everstep up`; none outlives the test."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str) -> "subprocess.Popen[str]":
-        process = subprocess.Popen(
-            [sys.executable, "-m", "everstep_services.cli", "up", "--port", "0", *arguments],
-            env=environ,
-            cwd=tmp_path,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        started.append(process)
-        return process
+        started.append(start_up(*arguments, environ=environ, cwd=tmp_path))
+        return started[-1]
 
     yield start
     for process in started:
@@ -106,6 +105,27 @@ def get(url: str, token: str | None = None) -> httpx2.Response:
     return httpx2.get(url, headers=headers, trust_env=False, timeout=WITHIN_S)
 
 
+class Running(NamedTuple):
+    """What it told, its state, and how to ask it."""
+
+    told: dict[str, Any]
+    state: Path
+    run: Run
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """One for all tests that record no fact and leave its first token."""
+    home = tmp_path_factory.mktemp("running")
+    own = environment(home)
+    process = start_up("-o", "json", environ=own, cwd=home)
+    try:
+        yield Running(ready(process), home / "state", partial(everstep, environ=own, cwd=home))
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def wait_gone(pid: int, within_s: float = WITHIN_S) -> None:
     """Until the process has ended; it is not our child. With 0, it must have already."""
     try:
@@ -120,9 +140,9 @@ def wait_gone(pid: int, within_s: float = WITHIN_S) -> None:
         os.close(handle)
 
 
-def test_everything_works_when_it_says_so(up: Up, run: Run, state: Path) -> None:
+def test_everything_works_when_it_says_so(running: Running) -> None:
     """Once ready, all checks pass, ports are on loopback, and REST wants a token (A1.2, A13.1)."""
-    told = ready(up("-o", "json"))
+    told, state, run = running
     token = (state / "token").read_text().strip()
     status = get(f"{told['api']}/api/v1/status", token)
     assert status.status_code == 200
@@ -130,14 +150,8 @@ def test_everything_works_when_it_says_so(up: Up, run: Run, state: Path) -> None
     health = get(f"{told['observe']}/healthz")
     assert (health.status_code, health.json()["status"]) == (200, "ok")
     checks = {
-        "attribution.bus",
-        "catalog.bus",
-        "health.bus",
-        "history.bus",
-        "history.database",
-        "logins.bus",
-        "rendezvous.bus",
-        "straggler.bus",
+        *("attribution.bus", "catalog.bus", "health.bus", "history.bus", "history.database"),
+        *("logins.bus", "rendezvous.bus", "straggler.bus"),
     }
     assert set(health.json()["checks"]) == checks
     metrics = get(f"{told['observe']}/metrics").text
@@ -146,14 +160,8 @@ def test_everything_works_when_it_says_so(up: Up, run: Run, state: Path) -> None
         assert f'everstep_bus_connected{{of="{service}"}} 1.0' in metrics
 
     assert told["services"] == list(SERVICES)
-    assert list(told["phases_ms"]) == [
-        "python",
-        "setup",
-        "nats-server",
-        "streams",
-        *SERVICES,
-        "api",
-    ]
+    before = ("python", "setup", "nats-server", "streams")
+    assert list(told["phases_ms"]) == [*before, *SERVICES, "api"]
     assert told["ready_ms"] == sum(told["phases_ms"].values())
     assert {told[name].rpartition(":")[0] for name in ("api", "observe", "bus")} == {
         "http://127.0.0.1",
@@ -214,20 +222,20 @@ def test_the_token_is_never_written_into_a_log(up: Up, run: Run, state: Path) ->
     assert token not in "".join(said) + out + err
 
 
-def test_other_processes_are_told_where_the_bus_is(up: Up, run: Run, state: Path) -> None:
+def test_other_processes_are_told_where_the_bus_is(running: Running, run: Run) -> None:
     nothing = run("env")
     assert (nothing.returncode, nothing.stdout) == (4, "")
     assert "no bus is known: `everstep up` is not running" in nothing.stderr
 
-    told = ready(up("-o", "json"))
-    assert run("env").stdout.splitlines() == [
+    told, state, _ = running
+    assert running.run("env").stdout.splitlines() == [
         f"export EVERSTEP_BUS__URL={told['bus']}",
         f"export EVERSTEP_BUS__CREDENTIALS_FILE={state}/nats/service.creds",
     ]
 
 
-def test_a_second_one_on_the_same_state_says_so(up: Up, run: Run, state: Path) -> None:
-    told = ready(up("-o", "json"))
+def test_a_second_one_on_the_same_state_says_so(running: Running) -> None:
+    told, state, run = running
     second = run("up", "--port", "0")
     assert (second.returncode, second.stdout, second.stderr) == (
         1,
@@ -343,12 +351,9 @@ def test_facts_are_followed_and_kept(
     told = ready(first)
     command = [sys.executable, "-m", "everstep_services.cli", "facts", "-f", "-o", "jsonl"]
     with subprocess.Popen(
-        [*command, "--since", "1h", "--job", "llama"],
-        env=environ,
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as follower:
+        [*command, "--since", "1h", "--job", "llama"], env=environ, cwd=tmp_path,
+        stdout=subprocess.PIPE, text=True,
+    ) as follower:  # fmt: skip
         assert follower.stdout is not None
         ids = [asyncio.run(record(told, state, "llama"))]
         asyncio.run(record(told, state, "other"))
@@ -393,20 +398,20 @@ def test_facts_that_agents_have_left_are_sent_by_whoever_comes_next(
     assert run("bus", "flush", "-o", "json").returncode == 0
 
 
-def test_tokens_end_to_end(up: Up, run: Run, state: Path) -> None:
-    process = up("-o", "json")
-    told = ready(process)
+def test_tokens_end_to_end(running: Running, tmp_path: Path) -> None:
+    told, state, run = running
     made = run("token", "create", "bob", "--scope", "read", "--expires", "1d")
     token = made.stdout.strip()
     assert get(f"{told['api']}/api/v1/status", token).status_code == 200
-    (state / "bob").write_text(token)
-    denied = run("token", "ls", "--token-file", str(state / "bob"))
+    file = tmp_path / "bob"
+    file.write_text(token)
+    denied = run("token", "ls", "--token-file", str(file))
     assert denied.returncode == 6
     listed = json.loads(run("token", "ls", "-o", "json").stdout)["items"]
     (bob,) = [item for item in listed if item["name"] == "bob"]
     assert run("token", "revoke", bob["id"]).returncode == 0
     assert run("token", "revoke", bob["id"]).returncode == 3
-    assert run("status", "--token-file", str(state / "bob")).returncode == 6
+    assert run("status", "--token-file", str(file)).returncode == 6
 
     database = f"sqlite:///{state / 'history.db'}"
     first = run("token", "create", "ops", "--scope", "admin", "--database", database)
@@ -424,12 +429,8 @@ def test_a_first_token_that_was_revoked_is_replaced_as_the_error_says(
     _, _, command = refused.stderr.strip().rpartition("where the database of history is: everstep ")
     made = subprocess.run(
         f"{shlex.quote(sys.executable)} -m everstep_services.cli {command.replace('NAME', 'me')}",
-        shell=True,
-        env=environ,
-        check=True,
-        timeout=WITHIN_S,
-        stderr=subprocess.PIPE,
-    )
+        shell=True, env=environ, check=True, timeout=WITHIN_S, stderr=subprocess.PIPE,
+    )  # fmt: skip
     assert b"with scope admin for me" in made.stderr
     assert run("status").returncode == 0
 
