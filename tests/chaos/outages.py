@@ -13,7 +13,6 @@ import psutil
 from everstep.bus import BusSettings, connect
 from everstep.bus.auth.roles import SERVICE
 from everstep.bus.facts.spool import _records
-from everstep.bus.settings import Retention
 from everstep.bus.topology import plans
 from everstep_services.cli.errors import CliError
 from tests.chaos.test_kills_under_load import acknowledged
@@ -210,7 +209,7 @@ class Site:
             async with connect(self._settings(), "test") as bus:
                 infos = [
                     await bus.jetstream.api(f"STREAM.INFO.{plan.name}")
-                    for plan in plans(1, Retention())
+                    for plan in plans(1, BusSettings())
                 ]
             return sum(info["state"]["consumer_count"] for info in infos)
 

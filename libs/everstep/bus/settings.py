@@ -1,6 +1,5 @@
 """The [bus] section: where the bus is, who we are there, and how patient we are."""
 
-from dataclasses import dataclass, fields
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -12,16 +11,12 @@ _GIB = 1 << 30
 _SCHEMES = frozenset({"nats", "tls", "ws", "wss"})
 
 
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """How much the bus may keep. History is the record; the bus only bridges its absence."""
-
-    facts_days: int = 30
-    facts_bytes: int = 8 * _GIB
-    evidence_days: int = 30
-    evidence_bytes: int = 8 * _GIB
-    logs_days: int = 7
-    logs_bytes: int = _GIB
+RETENTION = (
+    "facts_days", "facts_bytes", "evidence_days", "evidence_bytes", "logs_days", "logs_bytes",
+)  # fmt: skip
+"""The settings that say how much the bus may keep. History is the record; the bus only bridges its
+absence.
+"""
 
 
 class BusSettings(Settings, frozen=True, kw_only=True):
@@ -108,11 +103,6 @@ class BusSettings(Settings, frozen=True, kw_only=True):
         )
 
     @property
-    def retention(self) -> Retention:
-        """How much the streams may keep."""
-        return Retention(**{name: getattr(self, name) for name in RETENTION})
-
-    @property
     def of_service(self) -> "BusSettings":
         """These settings for the connection of a service, which pings more often."""
         shortest_s = min(self.ping_interval_s, self.service_ping_interval_s)
@@ -126,10 +116,6 @@ class BusSettings(Settings, frozen=True, kw_only=True):
                 f"[bus] to a folder that it may write to"
             )
         return self.spool_dir / name
-
-
-RETENTION = tuple(field.name for field in fields(Retention))
-"""The settings that say how much the streams may keep."""
 
 
 def _check_schemes(urls: str) -> None:

@@ -13,7 +13,7 @@ from everstep import subjects
 from everstep.bus.diagnosis import has_batches
 from everstep.bus.errors import BusError, BusRefusedError, NoStreamError, TopologyError
 from everstep.bus.jetstream import JetStream
-from everstep.bus.settings import Retention
+from everstep.bus.settings import BusSettings
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class StreamPlan:
     config: dict[str, Any] = field(hash=False)
 
 
-def plans(replicas: int, retention: Retention) -> list[StreamPlan]:
+def plans(replicas: int, retention: BusSettings) -> list[StreamPlan]:
     """Every stream that Everstep uses."""
     common = {
         "storage": "file",
@@ -121,7 +121,7 @@ async def init(
     jetstream: JetStream,
     *,
     replicas: int = 1,
-    retention: Retention | None = None,
+    retention: BusSettings | None = None,
     correct: bool = True,
 ) -> list[str]:
     """Create what is missing, correct what differs, and return one line for each change.
@@ -129,7 +129,7 @@ async def init(
     `TopologyError` when the server stores a stream's configuration differently.
     """
     done: list[str] = []
-    for plan in plans(replicas, retention or Retention()):
+    for plan in plans(replicas, retention or BusSettings()):
         if not has_batches(jetstream.connection.client):
             plan.config.pop(_BATCHES, None)
         word = await _ensure(jetstream, plan, correct=correct)
@@ -140,7 +140,7 @@ async def init(
 
 
 async def keep_for_ever(
-    jetstream: JetStream, *, replicas: int = 1, retention: Retention | None = None
+    jetstream: JetStream, *, replicas: int = 1, retention: BusSettings | None = None
 ) -> None:
     """Create the streams again whenever they are missing: within a minute of a wipe.
 

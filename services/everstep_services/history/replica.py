@@ -128,7 +128,7 @@ async def opened(  # noqa: PLR0913  each is a part that its process has
                     topology.keep_for_ever,
                     bus.jetstream,
                     replicas=bus_settings.replicas,
-                    retention=bus_settings.retention,
+                    retention=bus_settings,
                 ),
             ),
             drains=(

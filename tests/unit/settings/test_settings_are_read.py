@@ -11,7 +11,6 @@ import pytest
 import everstep
 import everstep_services
 from everstep.bus import BusSettings
-from everstep.bus.settings import RETENTION
 from everstep.settings import Settings, leaves
 from everstep_services.cli.settings_sections import SECTIONS, section_class
 from everstep_services.cli.stack.supervisor import TUNING
@@ -68,13 +67,8 @@ def test_no_setting_is_read_by_nobody(section: str) -> None:
         leaf.key
         for leaf in leaves(section_class(section), section)
         if leaf.path[-1] not in read_names(section, leaf.owner)
-        and leaf.path[-1] not in READ_BY_NAME.get(section, ())
     ]
     assert unread == []
-
-
-READ_BY_NAME: Mapping[str, tuple[str, ...]] = {"bus": RETENTION}
-"""Read in a loop over their names."""
 
 
 def test_everstep_up_applies_each_setting_of_the_bus_or_names_its_own() -> None:

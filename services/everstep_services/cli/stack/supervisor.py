@@ -197,7 +197,7 @@ async def set_up(
     A job may fail before history is open: from now on its messages are owed.
     """
     async with connect(server.settings(ADMIN), "up") as bus:
-        await topology.init(bus.jetstream, retention=settings.retention)
+        await topology.init(bus.jetstream, retention=settings)
         if notify is not None and notify.is_on:
             await begin_notices(bus, SystemClock().wall().timestamp())
         return server_version(bus)

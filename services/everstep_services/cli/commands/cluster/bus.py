@@ -246,7 +246,7 @@ def init(invocation: Invocation, replicas: str | None, keys: Path | None) -> Non
     async def run() -> list[str]:
         async with connect(settings, "cli") as bus:
             wanted = settings.replicas if replicas is None else int(replicas)
-            return await topology.init(bus.jetstream, replicas=wanted, retention=settings.retention)
+            return await topology.init(bus.jetstream, replicas=wanted, retention=settings)
 
     done = [line.partition(" ") for line in asyncio.run(run())]
     records = [{"stream": name, "outcome": outcome} for name, _, outcome in done]
