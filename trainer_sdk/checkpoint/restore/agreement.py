@@ -4,6 +4,7 @@ All ranks run this at the same time, and make each call to the group together.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -57,28 +58,22 @@ class _Unfit(msgspec.Struct, frozen=True):
     is_corrupt: bool
 
 
+@dataclass(eq=False, repr=False)
 class Agreement:
     """A rank's part in the agreement."""
 
-    def __init__(
-        self,
-        context: RestoreContext,
-        group: RankGroup,
-        reporter: Reporter,
-        step: int | None,
-        early: VerifiedImages | None,
-        before: int | None = None,
-    ) -> None:
-        self._before = before
-        self._context = context
-        self._group = group
-        self._reporter = reporter
-        self._step = step
+    _context: RestoreContext
+    _group: RankGroup
+    _reporter: Reporter
+    _step: int | None
+    _early: VerifiedImages | None
+    _before: int | None = None
+
+    def __post_init__(self) -> None:
         self._names: list[str] = []
         self._steps: set[int] = set()
         self._forms: dict[Identity, Forms] = {}
         """The forms in this rank's images."""
-        self._early = early
         self._sources: dict[StateOffer, StateSource] = {}
         self.passed: list[RejectedState] = []
         """Rejected states, in the order of discovery; the same on all ranks."""

@@ -18,6 +18,7 @@ from trainer_sdk.checkpoint.image_folder import (
     marked_image,
     read_document,
 )
+from trainer_sdk.checkpoint.job_context import JobContext
 from trainer_sdk.checkpoint.manifest import (
     IMAGE,
     INDEX,
@@ -30,6 +31,7 @@ from trainer_sdk.checkpoint.manifest import (
     decode,
     step_of,
 )
+from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.checkpoint.restore.choice import (
     DISK,
     GLOBAL,
@@ -43,7 +45,7 @@ from trainer_sdk.checkpoint.restore.choice import (
 from trainer_sdk.checkpoint.restore.errors import CorruptError, UnfitError
 from trainer_sdk.checkpoint.restore.optimizer_state import Form
 from trainer_sdk.checkpoint.restore.stored_image import StoredImage, forms_of
-from trainer_sdk.checkpoint.storage import Storage, StorageError
+from trainer_sdk.checkpoint.storage import Storage, StorageError, storage_for
 from trainer_sdk.checkpoint.storage.checkpoints import QUARANTINED, CheckpointMark
 from trainer_sdk.checkpoint.storage.port import MissingError
 
@@ -51,6 +53,8 @@ OFFER = "offer.json"
 """The agent writes it when it has fetched what it can."""
 RAN_S, FAILURES, RESTARTS = "ran_s", "failures", "restarts"
 """The names of the texts in a manifest that have the job's past, as in `JobPast`."""
+_AGENT_WITHIN_S = 900.0
+"""Longer than an agent takes; a rank that has lost its agent is killed by its warden."""
 _LOOK_EVERY_S = 0.02
 _MOST = 2
 """The number of images to verify early: other nodes may lack the newest."""
@@ -71,6 +75,21 @@ class RestoreContext:
     """The global tier."""
     agent_within_s: float = 0.0
     """How long the node's agent may fetch images from other nodes; 0 without an agent."""
+
+    @classmethod
+    def of(
+        cls, about: JobContext, group: RankGroup, root: str, *, has_images: bool
+    ) -> "RestoreContext":
+        """The context of this rank in the job."""
+        return cls(
+            job=about.job,
+            round=about.round if about.is_counted else 0,
+            rank=group.rank,
+            world_size=group.size,
+            images=Path(about.images) if has_images else None,
+            storage=storage_for(root) if root else None,
+            agent_within_s=_AGENT_WITHIN_S if about.has_keeper else 0.0,
+        )
 
 
 class _Lost(msgspec.Struct):

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, SupportsFloat
 
@@ -32,14 +31,12 @@ from trainer_sdk.checkpoint.restore.target import LiveState
 from trainer_sdk.checkpoint.save.buffers import folder_of
 from trainer_sdk.checkpoint.schedule.interval import Every, IntervalBounds, IntervalEstimate
 from trainer_sdk.checkpoint.schedule.save_schedule import SaveSchedule
-from trainer_sdk.checkpoint.storage import StorageError, storage_for
+from trainer_sdk.checkpoint.storage import StorageError
 from trainer_sdk.checkpoint.storage.folder import Folder
 
 if TYPE_CHECKING:
     from trainer_sdk.numerics.skips import Skips
 
-AGENT_WITHIN_S = 900.0
-"""Longer than an agent takes; a rank that has lost its agent is killed by its warden."""
 _rounds: dict[str, int] = {}
 """The round of this launch since a restore, by root; where no agent counts rounds."""
 
@@ -78,15 +75,7 @@ class Restorer:
     ) -> None:
         self._group = group
         self._reporter = reporter
-        self._context = RestoreContext(
-            job=about.job,
-            round=about.round if about.is_counted else 0,
-            rank=group.rank,
-            world_size=group.size,
-            images=Path(about.images) if has_images else None,
-            storage=storage_for(root) if root else None,
-            agent_within_s=AGENT_WITHIN_S if about.has_keeper else 0.0,
-        )
+        self._context = RestoreContext.of(about, group, root, has_images=has_images)
         self._early: EarlyVerification | None = (
             None if self._context.images is None else EarlyVerification(self._context)
         )

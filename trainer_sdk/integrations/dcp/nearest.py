@@ -1,7 +1,6 @@
 """The newest state that all ranks have, each in its nearest tier; and what was restored last."""
 
 import traceback
-from pathlib import Path
 from time import monotonic
 
 import msgspec
@@ -18,10 +17,9 @@ from trainer_sdk.checkpoint.restore.agreement import StateSource
 from trainer_sdk.checkpoint.restore.choice import RejectedState, RestoreChoice, StateOffer, Tier
 from trainer_sdk.checkpoint.restore.discovery import RestoreContext
 from trainer_sdk.checkpoint.restore.restore import ReadShare, Restore
-from trainer_sdk.checkpoint.restore.restorer import AGENT_WITHIN_S, note_round
+from trainer_sdk.checkpoint.restore.restorer import note_round
 from trainer_sdk.checkpoint.restore.stored_image import ImageStamp, StoredImage
 from trainer_sdk.checkpoint.restore.stored_shards import StoredShards
-from trainer_sdk.checkpoint.storage import storage_for
 from trainer_sdk.environment import environ
 from trainer_sdk.integrations.dcp.image import DcpImage, WholeItem
 from trainer_sdk.rank_session import session
@@ -119,15 +117,7 @@ class NearestState:
         self._round = context.round if context.is_counted else 0
         self._group = group_of_all(environ.get("WORLD_SIZE", ""))
         reporter = Reporter(self._group.rank, session()._link)  # noqa: SLF001 - one package
-        about = RestoreContext(
-            job=context.job,
-            round=self._round,
-            rank=self._group.rank,
-            world_size=self._group.size,
-            images=None if misfit else Path(context.images),
-            storage=storage_for(root),
-            agent_within_s=AGENT_WITHIN_S if context.has_keeper else 0.0,
-        )
+        about = RestoreContext.of(context, self._group, root, has_images=misfit is None)
         early = None if before is None else _ImageVerifiedBefore(before)
         self._restore = Restore(about, self._group, reporter, step, early)
         if misfit is not None:
