@@ -6,13 +6,30 @@ Imports little: it must be removed also where the rest of the agent cannot be im
 import fcntl
 import os
 import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from everstep.errors import EverstepError
 from trainer_sdk import layout
-from trainer_sdk.attachment import AGENT_LOCK
+from trainer_sdk.attachment import AGENT_LOCK, SOCKET
+from trainer_sdk.bootstrap.agent_link import ShortPath
+
+
+@contextmanager
+def bound_socket(folder: Path) -> Iterator[socket.socket]:
+    """The socket for rare messages of ranks."""
+    path = folder / SOCKET
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as door:
+        with ShortPath(str(path)) as short:
+            door.bind(short)
+        path.chmod(0o600)
+        try:
+            yield door
+        finally:
+            path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -3,23 +3,19 @@
 import asyncio
 import logging
 import signal
-import socket
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
-from pathlib import Path
+from contextlib import AsyncExitStack
 
 from everstep.bus import BusSettings, connect
 from everstep.bus.errors import SpoolBusyError
 from everstep.clock import SystemClock
 from everstep.errors import EverstepError
 from everstep_services.agent.attached.attached_plan import AttachedPlan
+from everstep_services.agent.attached.job_folder import bound_socket
 from everstep_services.agent.attached.rank_stderr import RankStderr
 from everstep_services.agent.attached.rank_watch import RankWatch
 from everstep_services.agent.attached.service import AttachedService
 from everstep_services.agent.ranks.setup import sweep
 from everstep_services.agent.telemetry.span_export import exporting_spans
-from trainer_sdk.attachment import SOCKET
-from trainer_sdk.bootstrap.agent_link import ShortPath
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +37,7 @@ async def run_attached(plan: AttachedPlan, settings: BusSettings, voice: RankStd
     name = f"agent-{plan.job}-{plan.node}"
     spool = plan.state_dir / "spool" / name
     await asyncio.to_thread(sweep, plan.folder.parent)
-    with _door(plan.folder) as door:
+    with bound_socket(plan.folder) as door:
         try:
             # The bus may stay away: facts wait in the spool.
             async with AsyncExitStack() as stack:
@@ -60,18 +56,3 @@ async def run_attached(plan: AttachedPlan, settings: BusSettings, voice: RankStd
                 await service.run()
         except SpoolBusyError as error:
             raise AgentThereError(plan.job) from error
-
-
-@contextmanager
-def _door(folder: Path) -> Iterator[socket.socket]:
-    """The socket for rare messages of ranks."""
-    path = folder / SOCKET
-    path.unlink(missing_ok=True)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as door:
-        with ShortPath(str(path)) as short:
-            door.bind(short)
-        path.chmod(0o600)
-        try:
-            yield door
-        finally:
-            path.unlink(missing_ok=True)

@@ -6,12 +6,13 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.messages import RankBeat, SectionSeen, StartRanks
+from everstep_services.agent.attached.job_folder import bound_socket
 from everstep_services.agent.attached.rank_watch import FoundPage, RankWatch
 from everstep_services.agent.ranks.protocol import RankGone
 from everstep_services.agent.ranks.round_watch import WatchedRank
@@ -21,8 +22,7 @@ from everstep_services.agent.stalls.monitor import MonitoredRanks, StallMonitor
 from everstep_services.agent.stalls.process_state import ProcessState
 from everstep_services.agent.stalls.recorder import limits_in
 from everstep_services.agent.telemetry.progress import beat_of
-from trainer_sdk.attachment import AGENT_LOCK, SOCKET, private_folder
-from trainer_sdk.bootstrap.agent_link import ShortPath
+from trainer_sdk.attachment import AGENT_LOCK, private_folder
 from trainer_sdk.launchers import LaunchedRank, launcher_of
 
 log = logging.getLogger(__name__)
@@ -143,17 +143,14 @@ def _door(folder: Path) -> Iterator[socket.socket]:
     for each in (folder.parent, folder):
         private_folder(str(each))
     lock = os.open(folder / AGENT_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    path = folder / SOCKET
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as door:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink(missing_ok=True)
-            with ShortPath(str(path)) as short:
-                door.bind(short)
-            path.chmod(0o600)
-        except BlockingIOError:
-            log.info("another_torchrun_is_here folder=%s", folder)
-        try:
+    opened: AbstractContextManager[socket.socket] = bound_socket(folder)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        log.info("another_torchrun_is_here folder=%s", folder)
+        opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    try:
+        with opened as door:
             yield door
-        finally:
-            os.close(lock)
+    finally:
+        os.close(lock)
