@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 
 import trainer_sdk
+from everstep.clock import SystemClock
 from everstep.messages import (
     CheckpointQuarantined,
     CheckpointRestored,
@@ -21,6 +21,7 @@ from everstep.messages import (
     StartRanks,
 )
 from everstep_services.agent.replicas.recorder import CheckpointRecorder
+from everstep_services.agent.telemetry.facts import AgentFacts
 from tests.contract.s3_server import BUCKET, s3_server
 from trainer_sdk import sdk_log, testing
 from trainer_sdk.checkpoint.checkpointer import Checkpointer
@@ -68,11 +69,11 @@ class Training:
 
 def facts(watch: testing.Watch) -> list[Fact]:
     """The agent's reading of all messages; none may be unreadable."""
-    story = CheckpointRecorder("course", "node-01")
+    story = CheckpointRecorder(AgentFacts("course", "node-01", clock := SystemClock()), clock)
     order = msgspec.json.decode(GOLDEN.read_bytes(), type=StartRanks)
     story.begins(msgspec.structs.replace(order, round=1))
     told = [one for one in watch.messages if isinstance(one, Checkpointed) and one.event in EVENTS]
-    found = [fact for one in told for fact in story.heard(one, 0, datetime.now(UTC))]
+    found = [fact for one in told for fact in story.heard(one)]
     assert len(found) == len(told)
     return found
 

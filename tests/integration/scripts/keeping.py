@@ -31,6 +31,7 @@ from everstep_services.agent.replicas.node_states import opened_states
 from everstep_services.agent.replicas.transfer.fetcher import OFFER
 from everstep_services.agent.replicas.transfer.protocol import ReplicaLink
 from everstep_services.agent.run_plan import RunPlan
+from everstep_services.agent.telemetry.facts import AgentFacts
 from everstep_services.cli.invocation import Invocation
 from everstep_services.cli.run.arguments import scan
 from everstep_services.cli.run.plan import plan_run
@@ -80,7 +81,8 @@ async def agent(plan: RunPlan, said: int) -> AsyncIterator[tuple[NodeCheckpoints
             if isinstance(fact, ReplicaStored):
                 os.write(said, f"stored {fact.round}\n".encode())
 
-        desk = NodeCheckpoints(plan.job, plan.node, SystemClock(), record, states)
+        records = AgentFacts(plan.job, plan.node, SystemClock())
+        desk = NodeCheckpoints(records, SystemClock(), record, states)
         os.write(said, f"port {desk.port}\n".encode())
         keeping = asyncio.create_task(desk.keep_for_ever())
         try:

@@ -85,7 +85,7 @@ class AttachedService:
             self._records, self._pids, self._recorder.keep, voice.say,
             lambda: self._checks.failing,
         )  # fmt: skip
-        self._checkpoints = NodeCheckpoints(plan.job, plan.node, clock, self._recorder.keep)
+        self._checkpoints = NodeCheckpoints(self._records, clock, self._recorder.keep)
         self._numerics = NumericsRecorder(self._records, clock)
         self._evidence = AttachedEvidence(
             plan, bus, clock, self._records, watching.ranks, self._recorder.keep

@@ -14,6 +14,7 @@ from everstep_services.agent.replicas.node_states import NodeStates
 from everstep_services.agent.replicas.recorder import CheckpointRecorder
 from everstep_services.agent.replicas.state_folder import sweep
 from everstep_services.agent.replicas.store import HeldCopy
+from everstep_services.agent.telemetry.facts import AgentFacts
 from trainer_sdk.wire import Checkpointed
 
 _SWEEP_EVERY_S = 60.0
@@ -24,13 +25,12 @@ class NodeCheckpoints:
 
     def __init__(
         self,
-        job: str,
-        node: str,
+        records: AgentFacts,
         clock: Clock,
         record: Callable[[Fact], None],
         states: NodeStates | None = None,
     ) -> None:
-        self._recorder = CheckpointRecorder(job, node)
+        self._recorder = CheckpointRecorder(records, clock)
         self._clock = clock
         self._record = record
         self._states = states
@@ -71,12 +71,12 @@ class NodeCheckpoints:
 
     def ends(self) -> None:
         """The ranks of the round are gone."""
-        for fact in self._recorder.ends(self._clock.wall()):
+        for fact in self._recorder.ends():
             self._record(fact)
 
     def said(self, line: Checkpointed) -> None:
         """A rank reports about a checkpoint."""
-        for fact in self._recorder.heard(line, self._clock.now(), self._clock.wall()):
+        for fact in self._recorder.heard(line):
             self._record(fact)
         took_s = line.body.get("took_s")
         if line.event == "restored" and isinstance(took_s, float):
@@ -98,15 +98,15 @@ class NodeCheckpoints:
 
     def stored(self, held: HeldCopy, by: str, took_s: float) -> None:
         """All ranks of a slot are held here, for the first time in a round."""
-        self._record(self._recorder.replica_stored(held, by, took_s, self._clock.wall()))
+        self._record(self._recorder.replica_stored(held, by, took_s))
 
     def failed(self, step: int, node: str, reason: str, cause: str) -> None:
         """A state did not reach a holder; recorded once for each cause, not for each step."""
         key = (self._recorder.round, node, cause)
         if key not in self._failed:
             self._failed.add(key)
-            self._record(self._recorder.not_replicated(step, reason, cause, self._clock.wall()))
+            self._record(self._recorder.not_replicated(step, reason, cause))
 
     def released(self, order: ReleaseImages, tier: str, folder: Path) -> None:
         """A state that was quarantined may be restored again."""
-        self._record(self._recorder.released(order, tier, str(folder), self._clock.wall()))
+        self._record(self._recorder.released(order, tier, str(folder)))

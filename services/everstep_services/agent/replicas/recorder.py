@@ -5,13 +5,11 @@ A report that cannot be read is dropped, with a line in the log. Pure, but for t
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 import msgspec
 
-from everstep.ids import new_id
+from everstep.clock import Clock
 from everstep.messages import (
     CheckpointCommitted,
     CheckpointFailed,
@@ -31,6 +29,7 @@ from everstep.messages import (
     StartRanks,
 )
 from everstep_services.agent.replicas.store import HeldCopy
+from everstep_services.agent.telemetry.facts import AgentFacts
 from trainer_sdk.wire import Checkpointed
 
 log = logging.getLogger(__name__)
@@ -65,21 +64,15 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
     waves: int = 1
 
 
-@dataclass(slots=True)
-class _Shards:
-    """A node's part of a step in one tier, as far as its ranks have written theirs."""
-
-    by_rank: dict[int, Written] = field(default_factory=dict)
-
-
 class CheckpointRecorder:
     """The checkpoints of one node, one round at a time."""
 
-    def __init__(self, job: str, node: str) -> None:
-        self._job = job
-        self._node = node
+    def __init__(self, records: AgentFacts, clock: Clock) -> None:
+        self._records = records
+        self._clock = clock
         self._order: StartRanks | None = None
-        self._shards: dict[tuple[str, int], _Shards] = {}
+        self._shards: dict[tuple[str, int], dict[int, Written]] = {}
+        """A node's part of a step in one tier, by rank, as far as its ranks have written theirs."""
         self._said_at: float | None = None
         """When a state in memory was last recorded."""
         self._unsaid: dict[int, Written] | None = None
@@ -91,24 +84,24 @@ class CheckpointRecorder:
         self._shards.clear()
         self._said_at, self._unsaid = None, None
 
-    def ends(self, wall: datetime) -> list[Fact]:
+    def ends(self) -> list[Fact]:
         """The round is over: record its last state in memory."""
         unsaid, self._unsaid = self._unsaid, None
-        return [] if unsaid is None else [self._written("memory", unsaid, wall)]
+        return [] if unsaid is None else [self._written("memory", unsaid)]
 
-    def heard(self, line: Checkpointed, now: float, wall: datetime) -> list[Fact]:
+    def heard(self, line: Checkpointed) -> list[Fact]:
         """The facts that follow from a rank's report."""
         if self._order is None or line.round != self._order.round:
             return []
         try:
             if line.event in _PART_EVENTS:
                 part = msgspec.convert(line.body, Written)
-                return self._part(_PART_EVENTS[line.event], line.rank, part, now, wall)
+                return self._part(_PART_EVENTS[line.event], line.rank, part)
             kind = _KINDS.get(line.event)
             if kind is None:
                 log.info("unknown_checkpoint_event rank=%d event=%s", line.rank, line.event)
                 return []
-            return [self._fact(kind, line, wall)]
+            return [self._fact(kind, line)]
         except msgspec.ValidationError as error:
             log.warning(
                 "checkpoint_event_unreadable rank=%d event=%s error=%s",
@@ -118,17 +111,14 @@ class CheckpointRecorder:
             )
             return []
 
-    def replica_stored(
-        self, held: HeldCopy, by: str, took_s: float, wall: datetime
-    ) -> ReplicaStored:
+    def replica_stored(self, held: HeldCopy, by: str, took_s: float) -> ReplicaStored:
         """All ranks of a slot are held here."""
         copy = held.copy
-        own = self._own(wall)
         return ReplicaStored(
-            **{name: own[name] for name in ("id", "job", "at", "source", "round")},
+            **self._records.of_round(self.round),
             owner_slot=copy.slot,
             owner=by,
-            holder=self._node,
+            holder=self._records.node,
             step=copy.step,
             size_bytes=copy.size_bytes * copy.ranks,
             coding="mirror" if copy.parts == 1 else "erasure",
@@ -138,27 +128,18 @@ class CheckpointRecorder:
             took_s=round(took_s, 3),
         )
 
-    def not_replicated(
-        self, step: int, reason: str, cause: str, wall: datetime
-    ) -> CheckpointFailed:
+    def not_replicated(self, step: int, reason: str, cause: str) -> CheckpointFailed:
         """A state is in the memory of fewer nodes than wanted."""
-        own = self._own(wall)
-        del own["slot"]
         return CheckpointFailed(
-            **own, step=step, tier="peer", stage="replicate", reason=reason, error=cause
-        )
+            **self._records.of_round(self.round), node=self._records.node,
+            step=step, tier="peer", stage="replicate", reason=reason, error=cause,
+        )  # fmt: skip
 
-    def released(
-        self, order: ReleaseImages, tier: str, path: str, wall: datetime
-    ) -> CheckpointReleased:
+    def released(self, order: ReleaseImages, tier: str, path: str) -> CheckpointReleased:
         """A state that was quarantined may be restored again."""
         return CheckpointReleased(
-            id=new_id(),
-            job=self._job,
-            at=wall,
-            source=f"agent/{self._node}",
-            round=order.round,
-            node=self._node,
+            **self._records.of_round(order.round),
+            node=self._records.node,
             step=order.step,
             tier=tier,
             path=path,
@@ -171,20 +152,20 @@ class CheckpointRecorder:
         """The node that is recorded."""
         return 0 if self._order is None else self._order.round
 
-    def _fact(self, kind: type[Fact], line: Checkpointed, wall: datetime) -> Fact:
+    def _fact(self, kind: type[Fact], line: Checkpointed) -> Fact:
         names = set(kind.__struct_fields__)
         body = {name: _short(value) for name, value in line.body.items()}
         if "rank" in names:
             body.setdefault("rank", line.rank)
-        own = {name: value for name, value in self._own(wall).items() if name in names}
+        own = {name: value for name, value in self._own().items() if name in names}
         return msgspec.convert(body | own, kind)
 
-    def _part(self, tier: str, rank: int, part: Written, now: float, wall: datetime) -> list[Fact]:
-        order = self._order
+    def _part(self, tier: str, rank: int, part: Written) -> list[Fact]:
+        order, now = self._order, self._clock.now()
         assert order is not None
-        shards = self._shards.setdefault((tier, part.step), _Shards())
-        shards.by_rank[rank] = part
-        if len(shards.by_rank) < order.ranks:
+        shards = self._shards.setdefault((tier, part.step), {})
+        shards[rank] = part
+        if len(shards) < order.ranks:
             return []
         # an older step was given up by some rank
         self._shards = {
@@ -193,17 +174,17 @@ class CheckpointRecorder:
             if of != tier or step > part.step
         }
         if tier == "global":
-            return [self._written(tier, shards.by_rank, wall)]
+            return [self._written(tier, shards)]
         if self._said_at is not None and now - self._said_at < _SELDOM_S:
-            self._unsaid = shards.by_rank
+            self._unsaid = shards
             return []
         self._said_at, self._unsaid = now, None
-        return [self._written(tier, shards.by_rank, wall)]
+        return [self._written(tier, shards)]
 
-    def _written(self, tier: str, by_rank: Mapping[int, Written], wall: datetime) -> ShardsWritten:
+    def _written(self, tier: str, by_rank: Mapping[int, Written]) -> ShardsWritten:
         parts = list(by_rank.values())
         return ShardsWritten(
-            **self._own(wall),
+            **self._own(),
             step=parts[0].step,
             tier=tier,
             size_bytes=sum(part.size_bytes for part in parts),
@@ -216,19 +197,11 @@ class CheckpointRecorder:
             waves=max(part.waves for part in parts),
         )
 
-    def _own(self, wall: datetime) -> dict[str, Any]:
+    def _own(self) -> dict[str, Any]:
         """The fields that a rank need not report."""
-        order = self._order
+        order, records = self._order, self._records
         assert order is not None
-        return {
-            "id": new_id(),
-            "job": self._job,
-            "at": wall,
-            "source": f"agent/{self._node}",
-            "round": order.round,
-            "node": self._node,
-            "slot": order.slot,
-        }
+        return {**records.of_round(order.round), "node": records.node, "slot": order.slot}
 
 
 def _short(value: object) -> object:

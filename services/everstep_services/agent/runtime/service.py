@@ -111,7 +111,7 @@ class AgentService:
         record = self._recorder.keep
         self._records = AgentFacts(plan.job, plan.node, clock)
         self._evidence = EvidenceRecorder(plan.job, bus, workdir, self._records, record, clock)
-        self._checkpoints = NodeCheckpoints(plan.job, plan.node, clock, record, states)
+        self._checkpoints = NodeCheckpoints(self._records, clock, record, states)
         self._rendezvous = RendezvousClient(bus, clock, plan.job, self)
         self._requests = ScriptRequests(plan, bus, clock, workdir.say)
         self._source = ranks = RankSource(

@@ -26,6 +26,8 @@ from everstep.messages import (
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.core.round_part import AgentTimeouts
 from everstep_services.agent.replicas.recorder import CheckpointRecorder
+from everstep_services.agent.telemetry.facts import AgentFacts
+from tests.fakes.clock import FakeClock
 from tests.integration.replicas.nodes import order
 from trainer_sdk.wire import Checkpointed
 
@@ -33,8 +35,13 @@ WALL = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
-def story() -> CheckpointRecorder:
-    story = CheckpointRecorder("j", "n1")
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def story(clock: FakeClock) -> CheckpointRecorder:
+    story = CheckpointRecorder(AgentFacts("j", "n1", clock), clock)
     story.begins(order(1, slots=2, ranks=2, round=3))
     return story
 
@@ -91,7 +98,7 @@ def said(event: str, rank: int = 2, round: int = 3, **body: Any) -> Checkpointed
 def test_each_event_becomes_its_fact(
     story: CheckpointRecorder, event: str, body: dict[str, Any], kind: type[Fact]
 ) -> None:
-    (fact,) = story.heard(said(event, **body), 0.0, WALL)
+    (fact,) = story.heard(said(event, **body))
     assert type(fact) is kind
     assert (fact.job, fact.round, fact.source, fact.at) == ("j", 3, "agent/n1", WALL)
     assert getattr(fact, "node", "n1") == "n1"
@@ -100,7 +107,7 @@ def test_each_event_becomes_its_fact(
 def test_a_rank_cannot_speak_for_another_node_or_job(story: CheckpointRecorder) -> None:
     body: dict[str, Any] = {"step": 1, "tier": "global", "stage": "write", "reason": "r"}
     body |= {"node": "x", "job": "y"}
-    (fact,) = story.heard(said("failed", **body), 0.0, WALL)
+    (fact,) = story.heard(said("failed", **body))
     assert isinstance(fact, CheckpointFailed)
     assert (fact.node, fact.job, fact.rank) == ("n1", "j", 2)
 
@@ -118,40 +125,39 @@ def test_a_rank_cannot_speak_for_another_node_or_job(story: CheckpointRecorder) 
 def test_what_cannot_be_read_or_is_of_another_round_is_dropped(
     story: CheckpointRecorder, line: Checkpointed
 ) -> None:
-    assert story.heard(line, 0.0, WALL) == []
+    assert story.heard(line) == []
 
 
 def test_a_nodes_part_is_told_once_all_its_ranks_have_written_theirs(
     story: CheckpointRecorder,
 ) -> None:
     body: dict[str, Any] = {"step": 7, "tier": "global", "size_bytes": 10, "world_size": 4}
-    assert story.heard(said("part_written", 2, **body, write_s=1.0), 0.0, WALL) == []
-    (fact,) = story.heard(said("part_written", 3, **body, write_s=2.0, stall_s=0.5), 0.0, WALL)
+    assert story.heard(said("part_written", 2, **body, write_s=1.0)) == []
+    (fact,) = story.heard(said("part_written", 3, **body, write_s=2.0, stall_s=0.5))
     assert isinstance(fact, ShardsWritten)
     assert (fact.step, fact.tier, fact.slot, fact.ranks) == (7, "global", 1, (2, 3))
     assert (fact.size_bytes, fact.write_s, fact.stall_s) == (20, 2.0, 0.5)
 
 
-def image(story: CheckpointRecorder, step: int, now: float) -> list[int]:
+def image(story: CheckpointRecorder, step: int) -> list[int]:
     body: dict[str, Any] = {"step": step, "size_bytes": 10, "folder": "/f", "hash": "h"}
-    first = story.heard(said("image", 2, **body), now, WALL)
-    facts = [*first, *story.heard(said("image", 3, **body), now, WALL)]
+    first = story.heard(said("image", 2, **body))
+    facts = [*first, *story.heard(said("image", 3, **body))]
     assert all(isinstance(fact, ShardsWritten) and fact.tier == "memory" for fact in facts)
     return [fact.step for fact in facts if isinstance(fact, ShardsWritten)]
 
 
-def test_of_states_in_memory_the_first_the_last_and_one_a_minute_are_told(
-    story: CheckpointRecorder,
+async def test_of_states_in_memory_the_first_the_last_and_one_a_minute_are_told(
+    story: CheckpointRecorder, clock: FakeClock
 ) -> None:
-    assert image(story, 1, 0.0) == [1]
-    assert image(story, 2, 1.0) == []
-    assert image(story, 3, 59.9) == []
-    assert image(story, 4, 60.0) == [4]
-    assert image(story, 5, 61.0) == []
-    (last,) = story.ends(WALL)
+    assert image(story, 1) == [1]
+    for step, after_s, told in ((2, 1.0, []), (3, 58.75, []), (4, 0.25, [4]), (5, 1.0, [])):
+        await clock.advance(after_s)
+        assert image(story, step) == told
+    (last,) = story.ends()
     assert isinstance(last, ShardsWritten)
     assert last.step == 5
-    assert story.ends(WALL) == []
+    assert story.ends() == []
 
 
 def test_orders_about_copies_are_carried_out_unless_they_are_of_an_earlier_round() -> None:
