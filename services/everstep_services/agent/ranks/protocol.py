@@ -6,7 +6,6 @@ from typing import Literal
 
 from everstep.errors import EverstepError
 from everstep_services.agent.core.exit import MemoryKill
-from everstep_services.agent.ranks.device_memory import HeldMemory
 from trainer_sdk.page import PageView
 from trainer_sdk.wire import ForgeDown, ForgeUp, RankCommand, SessionMessage, StartFailed, Stepped
 
@@ -72,7 +71,6 @@ class ScriptEnded:
     round: int
     rank: int
     code: int
-    has_error: bool
     was_told: bool = False
     """It may be over because its process was ordered to end."""
 
@@ -129,22 +127,3 @@ class RankSeen:
     """Its own folder in this round, with its sockets."""
     is_gone: bool = False
     """Its process existed, and has ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """Nothing of the round is left."""
-
-    ranks: tuple[int, ...]
-    """The ranks that had not ended by themselves."""
-    killed: tuple[int, ...]
-    """Those of `ranks` that outlived the grace."""
-    swept: int
-    """The number of other processes that the ranks had left."""
-    left: tuple[int, ...]
-    """Process ids that outlived even SIGKILL: the kernel holds them, and a device may, too."""
-    stop_s: float
-    outlived: tuple[str, ...] = ()
-    """Processes that still ran though all ranks had exited with 0: process id and command."""
-    devices: HeldMemory = field(default_factory=HeldMemory)
-    """Accelerator memory that the ranks still seem to hold."""

@@ -139,7 +139,7 @@ class RoundWatch:
                 self._steps(line.rank, watched, line.step, now)
             case ScriptFinished():
                 watched.ended = True
-                ended = ScriptEnded(self._round, line.rank, line.code, line.error, self._are_told)
+                ended = ScriptEnded(self._round, line.rank, line.code, self._are_told)
                 self._events.put_nowait(ended)
             case Deferred():
                 self._deferred(line.rank, line.number)

@@ -19,7 +19,6 @@ from everstep_services.agent.ranks.liveness_port import LivenessPort
 from everstep_services.agent.ranks.oom_kills import MemoryKills, kill_counts
 from everstep_services.agent.ranks.protocol import (
     NodePlan,
-    Stopped,
     WardenEvent,
     WardenLost,
     WardenLostError,
@@ -111,7 +110,7 @@ class WardenClient:
 
     async def stop(
         self, grace_s: float, kill_within_s: float = 30.0, *, is_done: bool = False
-    ) -> Stopped:
+    ) -> AllStopped:
         """Send SIGTERM, wait for the grace, send SIGKILL, until no process of the round is left.
 
         Bounded by `grace_s` and `kill_within_s`. Raises WardenLostError if the warden is gone; then
@@ -126,8 +125,7 @@ class WardenClient:
                 grace_s=grace_s, kill_within_s=kill_within_s, is_done=is_done, leaves=leaves
             )
             await self._send(order)
-        done = await asyncio.shield(self._stopped)
-        return Stopped(done.ranks, done.killed, done.swept, done.left, done.stop_s, done.outlived)
+        return await asyncio.shield(self._stopped)
 
     def page(self, rank: int) -> PageReading | None:
         """The contents of a rank's page, also after its end.

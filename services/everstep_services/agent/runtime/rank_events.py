@@ -26,12 +26,12 @@ from everstep_services.agent.core import actions
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.core.exit import RankExit
 from everstep_services.agent.output.log_upload import LogUploader
+from everstep_services.agent.ranks.device_memory import HeldMemory
 from everstep_services.agent.ranks.protocol import (
     RankGone,
     RankRuns,
     RankSaid,
     ScriptEnded,
-    Stopped,
     WardenEvent,
     WardenLost,
 )
@@ -50,6 +50,7 @@ from everstep_services.agent.telemetry.numerics import NumericsRecorder, steps_b
 from everstep_services.agent.telemetry.progress import ProgressReader
 from everstep_services.agent.telemetry.saves import CoordinatedSaves
 from trainer_sdk.wire import (
+    AllStopped,
     Checkpointed,
     ForgeDown,
     ForgeUp,
@@ -355,8 +356,8 @@ class RankEvents:
                     await self.round_stops(stop)
                     left_s = began + stop.wait_s - self._clock.now()
                     waited_s = await self.runner.wait_for_ends(left_s)
-                    outcome = await self.runner.stop(stop)
-                    self.round_stopped(stop, replace(outcome, stop_s=outcome.stop_s + waited_s))
+                    outcome, held = await self.runner.stop(stop, waited_s)
+                    self.round_stopped(stop, outcome, held)
                     self._workdir.hide()
 
     def round_begins(self, order: StartRanks) -> bool:
@@ -402,7 +403,7 @@ class RankEvents:
         if order is not None and order.round == wanted.round:
             self._observers.collection.capture(wanted, order, self.runner.warden.watch)
 
-    def _say_outlived(self, outcome: Stopped) -> None:
+    def _say_outlived(self, outcome: AllStopped) -> None:
         if outcome.outlived:
             fate = "were killed, as --leave-children was not given"
             if self._leaves_children:
@@ -410,7 +411,7 @@ class RankEvents:
             named = "; ".join(outcome.outlived)
             self._workdir.say(f"processes that ranks had started outlived them and {fate}: {named}")
 
-    def round_stopped(self, stop: actions.StopRound, outcome: Stopped) -> None:
+    def round_stopped(self, stop: actions.StopRound, outcome: AllStopped, held: HeldMemory) -> None:
         """No rank is left."""
         observers, order = self._observers, self._agent.order
         assert order is not None
@@ -432,8 +433,8 @@ class RankEvents:
                     **observers.records.of_round(order.round), node=observers.records.node,
                     slot=order.slot, ranks=outcome.ranks, killed=outcome.killed,
                     stop_s=outcome.stop_s, evidence_s=self.times.evidence_s,
-                    device_wait_s=round(outcome.devices.wait_s, 3),
-                    device_held_bytes=outcome.devices.octets, held_by=outcome.devices.by,
+                    device_wait_s=round(held.wait_s, 3), device_held_bytes=held.octets,
+                    held_by=held.by,
                 )  # fmt: skip
                 last.append(stopped)
             if stop.incident is not None:

@@ -5,16 +5,19 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from everstep.clock import Clock
 from everstep.errors import EverstepError
 from everstep.messages import StartRanks
 from everstep_services.agent.core.actions import RankAction, SignalRanks, StopRound, StopWithoutWait
-from everstep_services.agent.ranks.device_memory import DeviceMemory
-from everstep_services.agent.ranks.protocol import Stopped, WardenEvent, WardenLost, WardenLostError
+from everstep_services.agent.ranks.device_memory import DeviceMemory, HeldMemory
+from everstep_services.agent.ranks.protocol import WardenEvent, WardenLost, WardenLostError
 from everstep_services.agent.ranks.warden_client import WardenClient
 from everstep_services.agent.runtime.workdir import Workdir
+from trainer_sdk.wire import AllStopped
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +25,7 @@ _AGAIN_AFTER_S = 1.0
 _WARDEN_WITHIN_S = 30.0
 _DEVICES_WITHIN_S = 50.0
 _HEARD_WITHIN_S = 10.0
-_NOTHING = Stopped((), (), 0, (), 0.0)
+_NOTHING = AllStopped(ranks=(), killed=(), swept=0, left=(), stop_s=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +138,12 @@ class RankRunner:
                 await self._need_not_wait.wait()
         return self._clock.now() - began
 
-    async def stop(self, stop: StopRound) -> Stopped:
-        """Stop the ranks of a round; what they did before was heard when it returns."""
+    async def stop(self, stop: StopRound, waited_s: float) -> tuple[AllStopped, HeldMemory]:
+        """Stop the ranks of a round; what they did before was heard when it returns.
+
+        Returns the outcome, with the time of the wait before in it, and the accelerator memory that
+        the ranks still seem to hold.
+        """
         pids = self.warden.watch.pids()
         warden, outcome = self.warden, _NOTHING
         try:
@@ -152,5 +159,5 @@ class RankRunner:
                     await warden.events.join()
         except TimeoutError:
             log.warning("events_left count=%d", warden.events.qsize())
-        devices = await self._devices.wait_until_free(pids, _DEVICES_WITHIN_S)
-        return replace(outcome, devices=devices)
+        outcome = replace(outcome, stop_s=outcome.stop_s + waited_s)
+        return outcome, await self._devices.wait_until_free(pids, _DEVICES_WITHIN_S)

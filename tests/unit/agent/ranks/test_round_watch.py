@@ -44,7 +44,7 @@ def test_a_rank_that_speaks_before_its_warden_did_is_told_afterwards(watch: Roun
     assert events(watch) == [
         RankRuns(4, 0, 9, "warm", 1.0),
         Stepped(round=4, rank=0, step=1),
-        ScriptEnded(4, 0, 0, has_error=False),
+        ScriptEnded(4, 0, 0),
     ]
 
 

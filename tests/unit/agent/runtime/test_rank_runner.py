@@ -16,7 +16,6 @@ from everstep_services.agent.core.exit import WARDEN_ENDED
 from everstep_services.agent.core.round_part import AgentTimeouts
 from everstep_services.agent.ranks.protocol import (
     RankGone,
-    Stopped,
     WardenEvent,
     WardenLost,
     WardenLostError,
@@ -24,7 +23,7 @@ from everstep_services.agent.ranks.protocol import (
 from everstep_services.agent.runtime.rank_events import RankEvents
 from everstep_services.agent.runtime.rank_runner import RankRunner, WardenClients
 from tests.unit.agent.orders import start, stop
-from trainer_sdk.wire import ForgeUp
+from trainer_sdk.wire import AllStopped, ForgeUp
 
 GONE = RankGone(1, 0, 7, 1, None, False, 2.0)
 
@@ -43,10 +42,10 @@ class Kept:
     async def start(self, _batch: object) -> None:
         self.are_at_work = True
 
-    async def stop(self, _grace_s: float, *, is_done: bool) -> Stopped:
+    async def stop(self, _grace_s: float, *, is_done: bool) -> AllStopped:
         assert not is_done
         self.events.put_nowait(GONE)
-        return Stopped((1,), (), 0, (), 0.1)
+        return AllStopped(ranks=(1,), killed=(), swept=0, left=(), stop_s=0.1)
 
 
 class Loss(asyncio.Event):
@@ -68,7 +67,7 @@ class Killed(Kept):
         super().__init__()
         self.lost = Loss()
 
-    async def stop(self, _grace_s: float, *, is_done: bool) -> Stopped:
+    async def stop(self, _grace_s: float, *, is_done: bool) -> AllStopped:
         raise WardenLostError("broken pipe")
 
 
@@ -123,7 +122,7 @@ class Stopping(RankEvents):
     async def round_stops(self, stop: StopRound) -> None:
         self.learned.set()
 
-    def round_stopped(self, stop: StopRound, outcome: Stopped) -> None:
+    def round_stopped(self, *_: object) -> None:
         self.happened.append("stopped")
         self.over.set()
 
