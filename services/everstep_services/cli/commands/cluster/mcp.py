@@ -49,12 +49,11 @@ def command(  # noqa: PLR0913  each is an option
     With --http, each client sends a token of Everstep as `Authorization: Bearer`, and sees what
     the token may see. It needs the extra: pip install 'everstep[mcp]'.
     """
+    if not is_http and ((host, port) != ("127.0.0.1", 7077) or hosts or origins):
+        raise click.UsageError("--host, --port, --allowed-host and --allowed-origin need --http")
     from everstep_services.cli.mcp_server.start import HttpOptions, serve_http, serve_stdio
 
     if not is_http:
-        if (host, port) != ("127.0.0.1", 7077) or hosts or origins:
-            text = "--host, --port, --allowed-host and --allowed-origin need --http"
-            raise click.UsageError(text)
         return serve_stdio(invocation, allows_changes=allow_changes)
     return serve_http(
         invocation, HttpOptions(host, port, hosts, origins), allows_changes=allow_changes
