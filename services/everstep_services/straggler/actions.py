@@ -11,6 +11,7 @@ from everstep.bus.policy_requests import PolicyRequests
 from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.messages import Done, KnownStraggler, StragglerActed
+from everstep.messages.base import shared
 from everstep_services.straggler.documents import JobDocuments
 from everstep_services.straggler.domain.findings import SOURCE
 from everstep_services.straggler.domain.policy import ActionOutcome, StragglerDecision
@@ -118,15 +119,11 @@ class StragglerActions:
         reason: str,
     ) -> StragglerActed:
         return StragglerActed(
+            **{**shared(StragglerActed, straggler), "reason": reason},
             id=self._ids.of("acted", straggler.finding, decision.action),
             job=job.job,
             at=self._clock.wall(),
             source=SOURCE,
-            round=straggler.round,
-            node=straggler.node,
-            rank=straggler.rank,
-            finding=straggler.finding,
             action=decision.action,
             outcome=outcome,
-            reason=reason,
         )

@@ -73,21 +73,15 @@ def corrected(
     """The fact of a person's correction, and the verdict in force from now on."""
     cause, was = cause_of(ask.cause), case.verdict
     correction = VerdictCorrected(
+        **{**shared(VerdictCorrected, ask), "cause": cause},
         id=now.new_id(),
-        job=case.job,
         at=now.wall,
         source=SOURCE,
         round=case.round,
-        incident=case.incident,
-        by=ask.by,
-        cause=cause,
         note=beginning(ask.reason, _TEXT_MOST),
-        culprit_ranks=ask.culprit_ranks,
-        culprit_nodes=ask.culprit_nodes,
         verdict=None if was is None else was.id,
         was_cause="" if was is None else was.cause,
         is_confirmation=was is not None and _is_same(was, ask),
-        origin=ask.origin,
     )
     says = f"{ask.by} says: {beginning(ask.reason, _TEXT_MOST)}"
     claim = Claim(

@@ -25,6 +25,7 @@ from everstep.messages import (
     StopJob,
     operator_acted,
 )
+from everstep.messages.base import shared
 from everstep.messages.documents.rounds import PlannedEnd, RoundDocument
 from everstep_services.rendezvous.domain import agreed_save
 from everstep_services.rendezvous.domain.batch import Batch
@@ -257,14 +258,9 @@ def _evidence(batch: Batch, ask: RequestEvidence) -> Done:
     if ask.round not in {0, doc.round} or doc.phase not in {"forming", "running", "ending"}:
         why = f"round {ask.round or doc.round} is over: its ranks are gone"
         return _refused(batch, ask, why) if ask.origin else Done(text=why)
-    order = CollectEvidence(
-        **batch.order_head(batch.now.new_id()),
-        reason=f"{ask.by}: {ask.reason or 'evidence was requested'}",
-        incident=ask.incident,
-        evidence=ask.evidence,
-        within_s=ask.within_s,
-        ranks=ask.ranks,
-    )
+    why = f"{ask.by}: {ask.reason or 'evidence was requested'}"
+    head = {**batch.order_head(batch.now.new_id()), "reason": why}
+    order = CollectEvidence(**{**shared(CollectEvidence, ask), **head})
     if ask.origin and (why := _strangers(_nodes(batch), ask.nodes)):
         return _refused(batch, ask, why)
     wanted = [seat for seat in state.members if _is_wanted(batch, seat, ask)]

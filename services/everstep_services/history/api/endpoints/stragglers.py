@@ -66,11 +66,7 @@ class ShiftFilter(Paging):
     """The order of their places in the log."""
 
 
-class _Live(RequestModel):
-    """Parameters of a question to a service. Unknown parameters are refused."""
-
-
-class ScoresWanted(_Live):
+class ScoresWanted(RequestModel):
     """Parameters of the comparison of ranks."""
 
     most: Annotated[int, Field(ge=1, le=4096), LITERAL] = 100
@@ -78,7 +74,7 @@ class ScoresWanted(_Live):
     role: str = Field("", max_length=256, pattern=TEXT, description="Only this role group.")
 
 
-class TimingsWanted(_Live):
+class TimingsWanted(RequestModel):
     """The part of the table to show."""
 
     measure: Measure | None = None
