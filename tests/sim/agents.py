@@ -24,7 +24,7 @@ from everstep.messages import (
 from everstep.node_pairs import schedule
 from everstep_services.agent.core.actions import Action, AskToJoin, ExitAgent, SendReport, StopRound
 from everstep_services.agent.core.agent import Agent as Core
-from everstep_services.agent.core.round_part import AgentTimeouts
+from everstep_services.agent.settings import AgentSettings
 
 if TYPE_CHECKING:
     from tests.sim.fleet import Fleet
@@ -50,7 +50,7 @@ class Agent:
     is_paused: bool = False
     stays_paused: bool = False
     is_unhealthy: bool = False
-    core: Core = field(default_factory=lambda: Core(AgentTimeouts()))
+    core: Core = field(default_factory=lambda: Core(AgentSettings()))
     order: StartRanks | None = None
     is_stopping: bool = False
     running_state: str = ""

@@ -24,7 +24,7 @@ from everstep_services.agent.core.actions import (
 )
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.core.exit import RankExit
-from everstep_services.agent.core.round_part import AgentTimeouts
+from everstep_services.agent.settings import AgentSettings
 from everstep_services.rendezvous.domain.events import Event, Probed, Tick
 from tests.unit.rendezvous.world import WALL, World, names, spec
 
@@ -145,7 +145,7 @@ class _Node:
         self._all = all_
         self._name = name
         self._skew_s = all_.rng.uniform(-_SKEW_S, _SKEW_S)
-        self._agent = Agent(AgentTimeouts())
+        self._agent = Agent(AgentSettings())
         self._order = order = all_.world.order(name)
         self._agent.ordered(order)
         for rank in self._numbers:

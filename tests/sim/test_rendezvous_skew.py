@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from everstep.messages import Join, Joined, Report, RoundWaiting, StartRanks
-from everstep_services.agent.core.round_part import AgentTimeouts
+from everstep_services.agent.core.round_part import ASK_AGAIN_S
 from everstep_services.rendezvous.domain.events import Event, Probed, Tick
 from tests.unit.rendezvous.world import World, names, spec
 
@@ -89,9 +89,7 @@ class Skewed:
         if isinstance(reply.order, StartRanks):
             self._start(asked.node, reply.order)
         elif asked.node not in self.running:
-            wait_s = (
-                AgentTimeouts().ask_again_s if reply.retry_after_s is None else reply.retry_after_s
-            )
+            wait_s = ASK_AGAIN_S if reply.retry_after_s is None else reply.retry_after_s
             self._later(self.world.now + _DELAY_S + wait_s, self.world.ask(asked.node))
 
     def _start(self, node: str, order: StartRanks) -> None:
@@ -148,5 +146,5 @@ def test_the_number_of_messages_grows_with_the_agents() -> None:
     """Four times as many agents exchange four times as many messages (A2.5)."""
     few, many = (formed(agents, agents, agents) for agents in (250, 1000))
     assert few.messages / 250 == pytest.approx(many.messages / 1000, rel=0.05)
-    most = 2 * (SKEW_S / AgentTimeouts().ask_again_s + 1) + 2 + 2
+    most = 2 * (SKEW_S / ASK_AGAIN_S + 1) + 2 + 2
     assert many.messages / 1000 < most, "a question and its answer every 5 s, an order, a report"

@@ -11,6 +11,7 @@ from everstep.messages.facts.jobs import JobSpec
 from everstep_services.agent.probes.settings import ChecksSettings
 from everstep_services.agent.ranks.cpu_affinity import CpuBinding
 from everstep_services.agent.replicas.settings import CheckpointSettings
+from everstep_services.agent.settings import AgentSettings
 from everstep_services.agent.stalls.limits import LimitRules
 
 
@@ -92,25 +93,37 @@ class Scheduler:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunPlan:
-    """Everything that `everstep run` was asked for, with every default filled in."""
+class AgentPlan:
+    """The part of its plan that each agent has, however its ranks are started."""
 
     job: str
     node: str
-    command: ScriptCommand
     spec: JobSpec
     """The job as published: secrets in its command are masked."""
     allocation: str
-    scheduler: Scheduler
+    scheduler: Scheduler = field(default_factory=Scheduler)
     address: str
     """Where other nodes reach this one."""
+    agent: AgentSettings = field(default_factory=AgentSettings)
+    """The section of this name, with the options of the command line in it."""
+    checks: ChecksSettings = field(default_factory=ChecksSettings)
+    """How this node is examined."""
+    limits: LimitRules = field(default_factory=LimitRules)
+    """How long a rank may go without progress."""
+    traces_url: str = ""
+    """Where the spans of this agent go: a collector of OpenTelemetry. Empty sends none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan(AgentPlan):
+    """Everything that `everstep run` was asked for, with every default filled in."""
+
+    command: ScriptCommand
     bus: BusSettings | None
     """The bus; None for that of a running `everstep up`, or, with `standalone`, for our own."""
     state_dir: Path
     log_dir: Path
     console: ConsoleChoice
-    allocation_dir: Path | None = None
-    """The folder that the nodes of the allocation share with its batch script."""
     infra_rank: int | None = None
     domain: str = ""
     topology: tuple[str, ...] = ()
@@ -122,41 +135,11 @@ class RunPlan:
     warm: bool = True
     preload: tuple[str, ...] | Literal["auto"] = "auto"
     """Modules that the forge imports besides torch."""
-    stop_grace_s: float = 3.0
-    """From SIGTERM to SIGKILL in a round that is broken."""
-    preempt_grace_s: float = 600.0
-    """From a preemption signal to this process to SIGKILL: time to save."""
-    agree_within_s: float = 2.0
-    """How long ranks then wait for a rendezvous that does not answer."""
-    unheard_within_s: float = 600.0
-    """How long an agent whose ranks are over waits for a control plane that does not answer."""
-    preempt_signals: tuple[str, ...] = ("SIGTERM", "SIGUSR1", "SIGUSR2")
-    """The signals that announce that this node will be taken away."""
     signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
     """TORCHELASTIC_SIGNALS_TO_HANDLE, for scripts that read it; the agent always handles these,
     SIGUSR1 and SIGUSR2."""
-    checks: ChecksSettings = field(default_factory=ChecksSettings)
-    """How this node is examined."""
     checkpoints: CheckpointSettings = field(default_factory=CheckpointSettings)
     """How states are kept in the memory of nodes."""
-    limits: LimitRules = field(default_factory=LimitRules)
-    """How long a rank may go without progress."""
-    evidence_without: tuple[str, ...] = ()
-    """Kinds of evidence that are not collected."""
-    native_stacks: bool = False
-    """Stacks have C++ frames, where ranks are about to be stopped."""
-    scheduler_grace_s: float | None = None
-    """How long the scheduler waits from its signal to its kill, where that is known."""
-    restart_on_stall: bool = True
-    """A rank that has stalled ends the round."""
-    store_logs: bool = False
-    """Send the output of ranks to the log store."""
-    store_logs_bytes_per_s: int = 4 << 20
-    """The most of it in a second."""
-    traces_url: str = ""
-    """Where the spans of this agent go: a collector of OpenTelemetry. Empty sends none."""
-    timings: bool = True
-    """Send straggler where the time of ranks goes."""
     virtual_local_rank: bool = False
     """Each rank sees one device, as its number 0."""
     cpu_bindings: tuple[CpuBinding, ...] = ()

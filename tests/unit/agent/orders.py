@@ -6,7 +6,7 @@ from everstep.messages import Joined, LeaveJob, StartRanks, StopRanks
 from everstep_services.agent.core.actions import Action, SendReport
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.core.exit import RankExit
-from everstep_services.agent.core.round_part import AgentTimeouts
+from everstep_services.agent.settings import AgentSettings
 
 DONE = RankExit(code=0)
 KILLED = RankExit(signal="SIGKILL")
@@ -43,7 +43,7 @@ def common(round: int) -> dict[str, Any]:
 
 
 def running(round: int = 1, *, slot: int = 0) -> Agent:
-    agent = Agent(AgentTimeouts())
+    agent = Agent(AgentSettings())
     agent.begin()
     agent.joined(reply(round - 1), now=0)
     agent.ordered(start(round, slot=slot))

@@ -3,20 +3,16 @@
 import os
 import stat
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from everstep.bus.ports import Bus
-from everstep.clock import Clock
-from everstep.messages import Fact
 from everstep_services.agent.attached.attached_plan import AttachedPlan
 from everstep_services.agent.collectors.collection import EvidenceFound, Piece, Scene
 from everstep_services.agent.collectors.registry import collectors
 from everstep_services.agent.output.log_files import tail
 from everstep_services.agent.ranks.round_watch import RoundWatch
 from everstep_services.agent.telemetry.evidence import TAIL_BYTES, Collections
-from everstep_services.agent.telemetry.facts import AgentFacts
 
 _WITHIN_S = 5.0
 """For each kind. No restart waits for it: the launcher may end the other ranks at any time."""
@@ -31,23 +27,16 @@ class _Output:
     start: int
 
 
+@dataclass(eq=False, repr=False)
 class AttachedEvidence(Collections):
     """Collects from all ranks of this node as soon as one has failed by itself, or has stalled."""
 
-    def __init__(
-        self,
-        plan: AttachedPlan,
-        bus: Bus,
-        clock: Clock,
-        records: AgentFacts,
-        watch: RoundWatch,
-        record: Callable[[Fact], None],
-    ) -> None:
-        super().__init__(plan.job, bus, records, record, clock)
-        table = collectors(plan.evidence_without)
-        self._collectors = table.of_living
-        self._watch = watch
-        self._environ = plan.environ
+    _plan: AttachedPlan
+    _watch: RoundWatch
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._collectors = collectors(self._plan.agent.evidence_without).of_living
         self._outputs: dict[int, Mapping[str, _Output]] = {}
 
     def begins(self) -> None:
@@ -66,7 +55,7 @@ class AttachedEvidence(Collections):
     def collect_for(self, round: int, incident: str, rank: int) -> None:
         """A rank has failed, or has stalled: others may be ended at any moment."""
         ranks = self._watch.seen()
-        environs = {rank.rank: self._environ for rank in ranks}
+        environs = {rank.rank: self._plan.environ for rank in ranks}
         scene = Scene(ranks, _WITHIN_S, self._watch.began_s, environs, python=sys.executable)
         self.collect(round, incident, self._collectors, scene)
         ends = [

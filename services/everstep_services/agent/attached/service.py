@@ -76,7 +76,7 @@ class AttachedService:
         self._ranks = RankSource(lambda: self._here.live, watching.ranks.rank, self._orders.get)
         self._stalls = AttachedStalls(
             plan, bus, clock, self._records, self._ranks, self._recorder.keep, voice.say,
-            self._stalls_changed,
+            plan.others, self._stalls_changed,
         )  # fmt: skip
         examiner = NodeExaminer(plan.checks, notes.place(plan.state_dir, plan.node))
         self._checks = NodeChecks(examiner, self._records, clock, self._pids, self._recorder.keep)
@@ -88,7 +88,7 @@ class AttachedService:
         self._checkpoints = NodeCheckpoints(self._records, clock, self._recorder.keep)
         self._numerics = NumericsRecorder(self._records, clock)
         self._evidence = AttachedEvidence(
-            plan, bus, clock, self._records, watching.ranks, self._recorder.keep
+            plan.job, bus, self._records, self._recorder.keep, clock, plan, watching.ranks
         )
         self._incident: str | None = None
         self._has_begun = False
@@ -119,7 +119,7 @@ class AttachedService:
 
     async def _tell_timings(self) -> None:
         plan = self._plan
-        if plan.timings:
+        if plan.agent.timings:
             timings = TimingMonitor(
                 plan.job, plan.node, self._bus, self._clock, self._part, self._watching.ranks.rank
             )

@@ -49,11 +49,12 @@ from everstep_services.agent.core.actions import (
 from everstep_services.agent.core.departure import Departure
 from everstep_services.agent.core.exit import RankExit
 from everstep_services.agent.core.round_part import (
-    AgentTimeouts,
+    ASK_AGAIN_S,
     PartState,
     RanksOutcome,
     RoundPart,
 )
+from everstep_services.agent.settings import AgentSettings
 
 _SHOW_UNHEARD_AFTER_S = 5.0
 """Another replica of rendezvous takes over earlier."""
@@ -65,7 +66,7 @@ AgentState = Literal["joining", "standby", "leaving"] | PartState
 class Agent:
     """The state of one agent in its job."""
 
-    limits: AgentTimeouts
+    settings: AgentSettings
     round: int | None = None
     """The newest round that this agent knows; orders of older rounds are refused."""
     last_round: int | None = None
@@ -137,12 +138,12 @@ class Agent:
         self._hear(reply.round)
         if reply.exit_code is not None:
             dismissed = departure.answered(reply.exit_code, reply)
-            return self._go(dismissed, self.limits.stop_grace_s)
+            return self._go(dismissed, self.settings.stop_grace_s)
         acts = self._say_withheld() + self._say_refused(reply)
         if self._part is None:
             if self.round is None or reply.round >= self.round:  # an order may overtake an answer
                 acts += self._stand(is_spare=reply.standing == "spare")
-            wait_s = self.limits.ask_again_s if reply.retry_after_s is None else reply.retry_after_s
+            wait_s = ASK_AGAIN_S if reply.retry_after_s is None else reply.retry_after_s
             self._ask_at = now + wait_s
         if reply.order is not None:
             acts += self.ordered(reply.order, is_stale=reply.cause == "stale")
@@ -221,7 +222,7 @@ class Agent:
             return []
         acts: list[Action] = []
         if order.then_leave and self._departure is None:
-            acts = self._goes(*departure.taken(order, part, self.limits, now))
+            acts = self._goes(*departure.taken(order, part, self.settings, now))
         if self._departure is not None:
             self._departure.step_agreed()
         return [*acts, *part.asked(order, order.after_step, now)]
@@ -378,17 +379,17 @@ class Agent:
         """A signal announces that this node will be taken away."""
         if self._departure is not None:
             return [PassNotice(number)]
-        return self._goes(*departure.preempted(number, name, self._part, self.limits, now))
+        return self._goes(*departure.preempted(number, name, self._part, self.settings, now))
 
     def interrupted(self, number: int, name: str, now: float) -> list[Action]:
         """A person ends the agent; the second time, its ranks are killed at once."""
         if self._departure is not None and self._departure.cause == "operator":
             return self._part.stop() if self._part else []
-        return self._goes(*departure.interrupted(number, name, self._part, self.limits, now))
+        return self._goes(*departure.interrupted(number, name, self._part, self.settings, now))
 
     def unheard(self, now: float, reason: str) -> list[Action]:
         """The control plane is silent. An agent whose ranks are over does not wait for ever."""
-        part, limit_s = self._part, self.limits.unheard_within_s
+        part, limit_s = self._part, self.settings.unheard_within_s
         unheard_s = 0.0 if part is None or self._departure is not None else part.unheard(now)
         if part is None or unheard_s < min(_SHOW_UNHEARD_AFTER_S, limit_s):
             return []
@@ -406,7 +407,7 @@ class Agent:
             if code == 0
             else Departure(code, "failed", f"this node's ranks are over, and {waited}: requeue it")
         )
-        return self._go(goodbye, self.limits.stop_grace_s)
+        return self._go(goodbye, self.settings.stop_grace_s)
 
     def give_up(self, code: int, reason: str) -> list[Action]:
         """The agent cannot go on: the warden is lost for good, or nobody answers."""
@@ -418,7 +419,7 @@ class Agent:
         if self._departure is not None:
             acts += self._departure.due(self._part, now)
         elif self._part is None and self._ask_at is not None and self._ask_at <= now:
-            self._ask_at = now + self.limits.ask_again_s
+            self._ask_at = now + ASK_AGAIN_S
             acts.append(AskToJoin())
         return acts
 
@@ -461,7 +462,7 @@ class Agent:
         if self._is_spare:
             acts.append(ShowLine(f"this spare joins round {order.round}"))
         self._ask_at, self._is_spare = None, False
-        self._part = RoundPart(order, self.limits)
+        self._part = RoundPart(order, self.settings)
         return [
             *acts,
             *([ShowLine(order.reason)] if order.restarts or order.incident else []),

@@ -18,7 +18,8 @@ from everstep_services.agent.core.actions import (
     SignalRanks,
 )
 from everstep_services.agent.core.exit import RankExit
-from everstep_services.agent.core.round_part import AgentTimeouts, RoundPart
+from everstep_services.agent.core.round_part import RoundPart
+from everstep_services.agent.settings import AgentSettings
 
 SAVED = 91
 """Preempted, and no work is lost: all was saved, or there was nothing to save."""
@@ -113,10 +114,10 @@ class Departure:
 
 
 def preempted(
-    number: int, name: str, part: RoundPart | None, limits: AgentTimeouts, now: float
+    number: int, name: str, part: RoundPart | None, settings: AgentSettings, now: float
 ) -> tuple[Departure, list[Action]]:
     """A signal announces that this node will be taken away."""
-    grace_s = limits.preempt_grace_s
+    grace_s = settings.preempt_grace_s
     reason = f"{name} announced that this node will be taken away"
     goodbye, noticed = Departure(128 + number, "preempted", reason), RecordNotice(name, grace_s)
     if part is None or part.are_gone or part.state == "stopping":
@@ -124,9 +125,9 @@ def preempted(
         return goodbye, [noticed, *goodbye.leave(part)]
     if part.state == "starting":  # nothing to save yet, and perhaps no handler for the signal
         goodbye.code, goodbye.had_work = SAVED, False
-        return goodbye, [noticed, *goodbye.leave(part, limits.stop_grace_s)]
+        return goodbye, [noticed, *goodbye.leave(part, settings.stop_grace_s)]
     goodbye.kill_at = now + grace_s
-    goodbye.alone_at = now + min(limits.agree_within_s, grace_s / 2)
+    goodbye.alone_at = now + min(settings.agree_within_s, grace_s / 2)
     part.noticed(now)
     told = SendReport(part.round, "preempted", reason, grace_s=grace_s)
     line = ShowLine(f"{reason}: its ranks have {grace_s:g} s")
@@ -134,29 +135,29 @@ def preempted(
 
 
 def taken(
-    order: SaveCheckpoint, part: RoundPart, limits: AgentTimeouts, now: float
+    order: SaveCheckpoint, part: RoundPart, settings: AgentSettings, now: float
 ) -> tuple[Departure, list[Action]]:
     """Other nodes of the job are taken away, and this node leaves with them."""
     reason = f"all nodes leave: {order.reason}"
     goodbye = Departure(128 + SIGTERM, "preempted", reason)
     if part.state == "starting":
         goodbye.code, goodbye.had_work = SAVED, False
-        return goodbye, goodbye.leave(part, limits.stop_grace_s)
-    grace_s = limits.preempt_grace_s if order.within_s is None else order.within_s
+        return goodbye, goodbye.leave(part, settings.stop_grace_s)
+    grace_s = settings.preempt_grace_s if order.within_s is None else order.within_s
     goodbye.kill_at = now + grace_s
     line = ShowLine(f"{reason}: its ranks have {grace_s:g} s")
     return goodbye, [PassNotice(SIGTERM, to_handlers=True), line]
 
 
 def interrupted(
-    number: int, name: str, part: RoundPart | None, limits: AgentTimeouts, now: float
+    number: int, name: str, part: RoundPart | None, settings: AgentSettings, now: float
 ) -> tuple[Departure, list[Action]]:
     """A person ends the agent."""
     goodbye = Departure(128 + number, "operator", f"{name} from a person or its terminal")
     told = RecordInterrupt(name)
     if part is None:
         return goodbye, [told, *goodbye.leave(None)]
-    goodbye.kill_at = now + limits.stop_grace_s
+    goodbye.kill_at = now + settings.stop_grace_s
     line = ShowLine(f"{name}: stopping; once more kills at once")
     return goodbye, [SignalRanks(number), line, told]
 

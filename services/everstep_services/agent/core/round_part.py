@@ -18,6 +18,7 @@ from everstep_services.agent.core.actions import (
     StopWithoutWait,
 )
 from everstep_services.agent.core.exit import RankExit, exit_sentence
+from everstep_services.agent.settings import AgentSettings
 
 UNHEARD = 94
 
@@ -26,28 +27,14 @@ RanksOutcome = Literal["", "failed", "stopped", "finished"]
 """The outcome of the ranks so far, as in `Join.running_state`; empty while they are at work."""
 
 
-@dataclass(frozen=True, slots=True)
-class AgentTimeouts:
-    """How long an agent waits for what."""
-
-    ask_again_s: float = 5.0
-    """A waiting node asks this often, in case an order was lost."""
-    stall_again_s: float = 10.0
-    """A stall without consequences is reported again this long after rendezvous has heard of it."""
-    stop_grace_s: float = 3.0
-    """From SIGTERM to SIGKILL, where no order gives a time."""
-    preempt_grace_s: float = 600.0
-    """From a preemption signal to SIGKILL."""
-    agree_within_s: float = 2.0
-    """Ranks do not wait longer for the step after which all are to stop."""
-    unheard_within_s: float = 600.0
-    """An agent whose ranks are over waits at most this long for a control plane that is silent."""
-    exit_within_s: float = 30.0
-    """A rank whose script has returned may take this long to exit."""
-    idle_at_end_s: float = 120.0
-    """A rank that is idle for this long, after others have exited with 0, will never exit."""
-
-
+ASK_AGAIN_S = 5.0
+"""A waiting node asks this often, in case an order was lost."""
+_STALL_AGAIN_S = 10.0
+"""A stall without consequences is reported again this long after rendezvous has heard of it."""
+_EXIT_WITHIN_S = 30.0
+"""A rank whose script has returned may take this long to exit."""
+_IDLE_AT_END_S = 120.0
+"""A rank that is idle for this long, after others have exited with 0, will never exit."""
 _NAMED_MOST = 8
 
 
@@ -89,7 +76,7 @@ class RoundPart:
     """starting ─▶ running ─▶ stopping."""
 
     order: StartRanks
-    limits: AgentTimeouts
+    settings: AgentSettings
     state: PartState = "starting"
     is_leaving: bool = False
     """The node leaves: its ranks may save and exit, and nothing of this matters to the round."""
@@ -343,7 +330,7 @@ class RoundPart:
         stall = self._ranks[rank].stall if rank in self._ranks else None
         if stall is None:
             return []
-        stall.again_at = now + self.limits.stall_again_s
+        stall.again_at = now + _STALL_AGAIN_S
         is_shown = any(reply.cause == other.told.reason for other in self._stalls())
         if (
             is_shown
@@ -385,7 +372,7 @@ class RoundPart:
         for rank in self._ranks.values():
             exit_by = self._exit_by(rank)
             if exit_by is not None and exit_by <= now:
-                limit_s = self.limits.exit_within_s
+                limit_s = _EXIT_WITHIN_S
                 why = f"has not exited {limit_s:g} s after its script had returned"
                 acts += self._forgive(rank, why)
         for stall in self._stalls():
@@ -400,7 +387,7 @@ class RoundPart:
         acts: list[Action] = []
         for number in sorted(self.last & idle_s.keys()):
             rank = self._ranks[number]
-            if idle_s[number] >= self.limits.idle_at_end_s and not rank.is_overdue:
+            if idle_s[number] >= _IDLE_AT_END_S and not rank.is_overdue:
                 why = f"has done nothing for {idle_s[number]:.0f} s after others had exited with 0"
                 acts += self._forgive(rank, why)
         return acts
@@ -408,7 +395,7 @@ class RoundPart:
     def _exit_by(self, rank: _Rank) -> float | None:
         if rank.returned_at is None or rank.is_gone or rank.is_overdue:
             return None
-        return rank.returned_at + self.limits.exit_within_s
+        return rank.returned_at + _EXIT_WITHIN_S
 
     def _stalls(self) -> list[_Stall]:
         stalls = (self._ranks[number].stall for number in self.live)

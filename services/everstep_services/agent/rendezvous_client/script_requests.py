@@ -81,7 +81,7 @@ class ScriptRequests:
         drain = DrainNode(
             job=job, node=node, by=by, reason=reason, origin=origin,
             # Saves since a wrong result are not restored.
-            within_s=None if origin == "numerics" else self._plan.preempt_grace_s,
+            within_s=None if origin == "numerics" else self._plan.agent.preempt_grace_s,
         )  # fmt: skip
         return _Wanted("drain", drain)
 

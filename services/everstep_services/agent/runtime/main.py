@@ -17,7 +17,6 @@ from everstep.bus.errors import BusDeniedError, BusError, SpoolBusyError
 from everstep.clock import SystemClock
 from everstep.errors import EverstepError
 from everstep.ids import new_id
-from everstep_services.agent.core.round_part import AgentTimeouts
 from everstep_services.agent.ranks.device_memory import has_devices
 from everstep_services.agent.ranks.setup import sweep
 from everstep_services.agent.ranks.warden_client import held_folder, opened_warden
@@ -119,7 +118,7 @@ async def run_agent(plan: RunPlan, bus: Awaitable[BusSettings], base: dict[str, 
 
     `base` is the environment that ranks inherit.
     """
-    signals, instance = ProcessSignals(plan.preempt_signals), new_id()[12:24]
+    signals, instance = ProcessSignals(plan.agent.preempt_signals), new_id()[12:24]
     with signals.caught():
         try:
             return await _run(plan, bus, base, signals, instance)
@@ -157,23 +156,17 @@ async def _run(
         if plan.traces_url and not plan.standalone:
             await stack.enter_async_context(exporting_spans(plan.traces_url))
         bus = await stack.enter_async_context(_connected(plan, settings, name, spool))
-        limits = AgentTimeouts(
-            stop_grace_s=plan.stop_grace_s,
-            preempt_grace_s=plan.preempt_grace_s,
-            agree_within_s=plan.agree_within_s,
-            unheard_within_s=plan.unheard_within_s,
-        )
         wardens = WardenClients(warden, first.aclose, partial(opened_warden, node_plan, lock))
         others = external_limits(
             base,
-            preempt_grace_s=plan.preempt_grace_s,
-            scheduler_grace_s=plan.scheduler_grace_s,
+            preempt_grace_s=plan.agent.preempt_grace_s,
+            scheduler_grace_s=plan.agent.scheduler_grace_s,
             has_nccl=has_devices(),
         )
         clock = SystemClock() if harm is None else harm.clock
         service = AgentService(
             plan, bus, wardens, workdir, clock, instance,
-            limits=limits, others=others, states=states, harm=harm,
+            others=others, states=states, harm=harm,
         )  # fmt: skip
         with signals.handed_to(service.signalled):
             code = await service.run()

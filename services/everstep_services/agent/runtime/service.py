@@ -32,7 +32,6 @@ from everstep_services.agent.collectors.registry import collectors
 from everstep_services.agent.core import actions
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.core.departure import SAVED
-from everstep_services.agent.core.round_part import AgentTimeouts
 from everstep_services.agent.output.log_upload import LogUploader
 from everstep_services.agent.probes import notes
 from everstep_services.agent.probes.node_checks import NodeChecks
@@ -96,7 +95,6 @@ class AgentService:
         clock: Clock,
         instance: str,
         *,
-        limits: AgentTimeouts,
         others: ExternalLimits,
         states: NodeStates | None,
         harm: "AgentFaults | None" = None,
@@ -106,11 +104,12 @@ class AgentService:
         self._workdir = workdir
         self._clock = clock
         self._instance = instance
-        self._agent = Agent(limits)
+        settings = plan.agent
+        self._agent = Agent(settings)
         self._recorder = Recorder(bus, clock)
         record = self._recorder.keep
         self._records = AgentFacts(plan.job, plan.node, clock)
-        self._evidence = EvidenceRecorder(plan.job, bus, workdir, self._records, record, clock)
+        self._evidence = EvidenceRecorder(plan.job, bus, self._records, record, clock, workdir)
         self._checkpoints = NodeCheckpoints(self._records, clock, record, states)
         self._rendezvous = RendezvousClient(bus, clock, plan.job, self)
         self._requests = ScriptRequests(plan, bus, clock, workdir.say)
@@ -118,8 +117,8 @@ class AgentService:
             lambda: self._agent.live_ranks, self._watched, lambda _: self._agent.order
         )
         self._stalls = StallRecorder(
-            plan, bus, self._agent, ranks, self._records, workdir.say, clock,
-            others, record, self._do,
+            plan, bus, clock, self._records, ranks, record, workdir.say, others,
+            self._agent, self._do,
         )  # fmt: skip
         self._progress = ProgressReader(
             plan, self._agent, ranks, self._records, clock, self._stalls.watch
@@ -127,17 +126,16 @@ class AgentService:
         self._saves = CoordinatedSaves(
             plan.scheduler.name, self._agent, self._watched, self._records, clock, record
         )
-        self._uploader = None if not plan.store_logs else LogUploader(
-            plan.job, plan.node, workdir.logs, bus.rank_logs, clock, plan.store_logs_bytes_per_s
+        self._uploader = None if not settings.store_logs else LogUploader(
+            plan.job, plan.node, workdir.logs, bus.rank_logs, clock, settings.store_logs_bytes_per_s
         )  # fmt: skip
-        port = RendezvousPort()
         observers = RankObservers(
             collective=FirstCollective(self._agent, self._watched, clock, self._do),
             progress=self._progress,
             evidence=self._evidence,
             collection=EvidenceCollection(
                 self._evidence,
-                collectors(plan.evidence_without, native_stacks=plan.native_stacks),
+                collectors(settings.evidence_without, native_stacks=settings.native_stacks),
                 workdir,
                 clock,
             ),
@@ -148,7 +146,7 @@ class AgentService:
             requests=self._requests,
             records=self._records,
             record=record,
-            port=port,
+            port=RendezvousPort(),
             logs=self._uploader,
         )
         self._ranks = RankEvents(
@@ -174,11 +172,11 @@ class AgentService:
         )  # fmt: skip
         self._questions = AgentStatus(
             plan, instance, self._agent, self._progress, self._checks, self._probes,
-            self._checkpoints, lambda: self._measuring.figures, self._ranks.times, port,
+            self._checkpoints, lambda: self._measuring.figures, self._ranks.times, observers.port,
         )  # fmt: skip
         self._injection = None if harm is None else self._opened_to(harm)
         self._allocation = AllocationLink(
-            plan.allocation_dir, plan.node, clock,
+            settings.allocation_dir, plan.node, clock,
             leave=self._asked_to_leave, warn=partial(workdir.say, is_warning=True),
         )  # fmt: skip
         self._due, self._was_answered = asyncio.Event(), False
@@ -234,7 +232,7 @@ class AgentService:
     def signalled(self, number: int) -> None:
         """A signal was sent to this process."""
         name, now = signal.Signals(number).name, self._clock.now()
-        if name in self._plan.preempt_signals:
+        if name in self._plan.agent.preempt_signals:
             self._do(self._agent.preempted(number, name, now))
         elif number in _USERS:
             self._do([actions.SignalRanks(number)])
@@ -315,7 +313,7 @@ class AgentService:
 
     def _measures_timings(self) -> tuple[Callable[[], Awaitable[None]], ...]:
         plan = self._plan
-        if not plan.timings:
+        if not plan.agent.timings:
             return ()
         role = "" if plan.role == "default" else plan.role
         timings = TimingMonitor(

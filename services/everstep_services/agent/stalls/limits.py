@@ -45,22 +45,8 @@ def is_by_hand(limit: Limit) -> bool:
 class LimitRules:
     """The limits of a job before anything is learned, and those set by hand."""
 
-    first_step_s: float = 7200.0
-    """From the start up to the end of the first step of a round."""
-    section_s: float = 1800.0
-    """For a section, and for the time outside all sections."""
-    checkpoint_s: float = 7200.0
-    evaluation_s: float = 7200.0
-    step_s: float = 7200.0
-    """For a step in which sections come and go."""
-    busy_factor: float = 4.0
-    """The factor for a rank that shows nothing but its processor time."""
-    idle_compile_s: float = 300.0
-    """A compilation has hung if it computes nothing for this long, and for `_IDLE_FACTOR` times the
-    limit of its position.
-    """
-    interpreter_within_s: float = 0.5
-    """How long a finding waits for the answer of the rank's interpreter."""
+    agent: AgentSettings = field(default_factory=AgentSettings)
+    """Its limits hold until others are learned."""
     warmup_steps: int | None = None
     """The number of first steps that may take as long as the first; None for the number that the
     script gives, or only the first.
@@ -71,30 +57,6 @@ class LimitRules:
     """Where each of these was set."""
     is_outside_late: bool = False
     """A limit that was set for `outside` acts only from the first step on."""
-
-
-def limit_rules(
-    agent: AgentSettings,
-    configured: Mapping[str, float],
-    origins: Mapping[str, str],
-    *,
-    warmup_steps: int | None = None,
-    is_outside_late: bool = False,
-) -> LimitRules:
-    """The rules of the settings, with these limits set by hand."""
-    return LimitRules(
-        first_step_s=agent.first_step_limit_s,
-        section_s=agent.section_limit_s,
-        checkpoint_s=agent.checkpoint_limit_s,
-        evaluation_s=agent.evaluation_limit_s,
-        step_s=agent.step_limit_s,
-        idle_compile_s=agent.idle_compile_s,
-        interpreter_within_s=agent.interpreter_within_s,
-        warmup_steps=warmup_steps or agent.warmup_steps,
-        configured=configured,
-        origins=origins,
-        is_outside_late=is_outside_late,
-    )
 
 
 def read_limits(texts: Iterable[str], origin: str) -> dict[str, float]:
@@ -186,9 +148,9 @@ class StallLimits:
     def usual_step(self) -> Limit:
         """The limit of heartbeats, if nobody has set it."""
         learned = self._learned.get(STEP)
-        if learned is not None and learned.s > self.rules.step_s:
+        if learned is not None and learned.s > self.rules.agent.step_limit_s:
             return learned
-        return Limit(self.rules.step_s, "default", STEP)
+        return Limit(self.rules.agent.step_limit_s, "default", STEP)
 
     def usual_section(self, name: str, kind: SectionKind) -> Limit:
         """If nobody has set it."""
@@ -205,7 +167,7 @@ class StallLimits:
 
     def idle_compile_s(self, limit: Limit) -> float:
         """For how long a compilation may compute nothing, if this is the limit."""
-        return max(self.rules.idle_compile_s, _IDLE_FACTOR * limit.s)
+        return max(self.rules.agent.idle_compile_s, _IDLE_FACTOR * limit.s)
 
     def named(self) -> frozenset[str]:
         """Sections with a limit of their own."""
@@ -214,17 +176,17 @@ class StallLimits:
     def shortest_s(self) -> float:
         """A monitor that looks this often misses no limit."""
         values = [limit.s for limit in (*self._learned.values(), *self._operators.values())]
-        rules = self.rules
-        return min([rules.section_s, rules.first_step_s, *rules.configured.values(), *values])
+        values += [self.rules.agent.section_limit_s, self.rules.agent.first_step_limit_s]
+        return min([*self.rules.configured.values(), *values])
 
     def _usual_first_step(self) -> Limit:
-        return self._first_step or Limit(self.rules.first_step_s, "default", FIRST_STEP)
+        return self._first_step or Limit(self.rules.agent.first_step_limit_s, "default", FIRST_STEP)
 
     def _default(self, name: str, kind: SectionKind) -> Limit:
         match kind:
             case SectionKind.CHECKPOINT:
-                return Limit(self.rules.checkpoint_s, "default", name)
+                return Limit(self.rules.agent.checkpoint_limit_s, "default", name)
             case SectionKind.EVALUATION:
-                return Limit(self.rules.evaluation_s, "default", name)
+                return Limit(self.rules.agent.evaluation_limit_s, "default", name)
             case SectionKind.PLAIN:
-                return Limit(self.rules.section_s, "default", name)
+                return Limit(self.rules.agent.section_limit_s, "default", name)

@@ -154,9 +154,9 @@ def _ours(limits: StallLimits) -> Iterator[tuple[str, Limit]]:
         yield HEARTBEAT, limits.heartbeat()
     for name in sorted(limits.named()):
         yield name, limits.section(name, SectionKind.PLAIN)
-    yield "other sections", Limit(limits.rules.section_s, "default")
-    yield "checkpoints", Limit(limits.rules.checkpoint_s, "default")
-    yield "evaluation", Limit(limits.rules.evaluation_s, "default")
+    yield "other sections", Limit(limits.rules.agent.section_limit_s, "default")
+    yield "checkpoints", Limit(limits.rules.agent.checkpoint_limit_s, "default")
+    yield "evaluation", Limit(limits.rules.agent.evaluation_limit_s, "default")
 
 
 def _theirs(others: ExternalLimits) -> Iterator[tuple[str, float, str]]:

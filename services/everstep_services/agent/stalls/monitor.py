@@ -99,7 +99,7 @@ class StallMonitor:
         self._proc = proc
         self._judge: StallJudge | None = None
         self._closer = RankSampler(clock, proc)
-        self._interpreters = Interpreters(clock, rules.interpreter_within_s)
+        self._interpreters = Interpreters(clock, rules.agent.interpreter_within_s)
         self._unsaid: dict[int, _Unsaid] = {}
         self._troubled: set[int] = set()
         self._due = asyncio.Event()

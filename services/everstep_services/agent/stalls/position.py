@@ -23,6 +23,8 @@ from trainer_sdk.page_content import (
     SectionReading,
 )
 
+_BUSY_FACTOR = 4.0
+"""The factor for a rank that shows nothing but its processor time."""
 _IDLE_S = 1.0
 """A process that has done nothing for this long is idle."""
 _WAITS_S = 3.0
@@ -95,9 +97,7 @@ def position_of(view: RankView, limits: StallLimits, now: float) -> RankPosition
     """The position of a rank; None if its script is over."""
     page = view.page
     if page is None:
-        return RankPosition(
-            view.rank, "start", view.born_s, _patience(limits.first_step(), view, limits)
-        )
+        return RankPosition(view.rank, "start", view.born_s, _patience(limits.first_step(), view))
     if page.phase is RankPhase.ENDED:
         return None
     step = page.step or None
@@ -224,7 +224,7 @@ def _before_first_step(
         view.rank,
         _early(page),
         since_s,
-        _patience(limits.first_step(), view, limits),
+        _patience(limits.first_step(), view),
         section=section.name if section else None,
         signal=_signal(since_s, view.signs),
         pid=page.pid,
@@ -237,7 +237,7 @@ def _between_beats(
 ) -> RankPosition:
     """A rank that only sends heartbeats, or has not made its first step yet."""
     place = _before_first_step(view, page, limits, resumed_s)
-    limit = _patience(limits.usual_heartbeat(), view, limits)
+    limit = _patience(limits.usual_heartbeat(), view)
     return replace(place, phase=HEARTBEAT, limit=limit)
 
 
@@ -410,12 +410,12 @@ def _signal(since_s: float, signs: ActivitySigns) -> str:
     )
 
 
-def _patience(limit: Limit, view: RankView, limits: StallLimits) -> Limit:
+def _patience(limit: Limit, view: RankView) -> Limit:
     """A rank that works, and does not wait for others, may be on its way to its first step."""
     signs = view.signs
     if signs.idle_s is None or signs.idle_s >= _IDLE_S or signs.waits_in or is_by_hand(limit):
         return limit
-    return replace(limit, s=limit.s * limits.rules.busy_factor)
+    return replace(limit, s=limit.s * _BUSY_FACTOR)
 
 
 def _is_in_long_phase(view: RankView) -> bool:

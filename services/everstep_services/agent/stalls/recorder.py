@@ -2,6 +2,8 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from msgspec.structs import replace
 
@@ -18,12 +20,11 @@ from everstep.messages import (
     StartRanks,
     decode_as,
 )
-from everstep_services.agent.attached.attached_plan import AttachedPlan
 from everstep_services.agent.core import actions
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.ranks.protocol import RankSaid
 from everstep_services.agent.ranks.source import RankSource
-from everstep_services.agent.run_plan import RunPlan
+from everstep_services.agent.run_plan import AgentPlan
 from everstep_services.agent.stalls.collectives import entered_of
 from everstep_services.agent.stalls.judge import Moving, Stalled, WatchState
 from everstep_services.agent.stalls.limits import BY_HAND, Limit
@@ -67,39 +68,35 @@ def stall_sentence(stalled: Stalled, process: ProcessState) -> str:
     return f"{reason}; {process.text}" if process.text else reason
 
 
+@dataclass(eq=False, repr=False)
 class StallFacts:
     """Watches ranks for stalls, and records what it finds. What follows is decided elsewhere."""
 
-    noted: frozenset[WatchState] = frozenset({"armed", "learning", "paused"})
+    noted: ClassVar[frozenset[WatchState]] = frozenset({"armed", "learning", "paused"})
     """The states of the watch that are recorded when they begin."""
 
-    def __init__(  # noqa: PLR0913  each is a port or what was asked for
-        self,
-        plan: RunPlan | AttachedPlan,
-        bus: Bus,
-        clock: Clock,
-        records: AgentFacts,
-        ranks: RankSource,
-        record: Callable[[Fact], None],
-        say: LineWriter,
-        others: ExternalLimits,
-        *,
-        is_fatal: bool,
-    ) -> None:
-        self._plan = plan
-        self._bus = bus
-        self._clock = clock
-        self._records = records
-        self._ranks = ranks
-        self._record = record
-        self._say = say
-        self._is_fatal = is_fatal
+    _plan: AgentPlan
+    _bus: Bus
+    _clock: Clock
+    _records: AgentFacts
+    _ranks: RankSource
+    _record: Callable[[Fact], None]
+    _say: LineWriter
+    _others: ExternalLimits
+
+    def __post_init__(self) -> None:
         self._facts: dict[int, RankStalled] = {}
         self._round: int | None = None
         self._state: WatchState = ""
+        ranks = self._ranks
         watched = MonitoredRanks(ranks.live, ranks.watched, self._stalled, self._moving, self._warn)
-        self.watch = StallMonitor(plan.limits, clock, watched)
-        self._announcer = LimitNotices(self.watch.limits, others, say)
+        self.watch = StallMonitor(self._plan.limits, self._clock, watched)
+        self._announcer = LimitNotices(self.watch.limits, self._others, self._say)
+
+    @property
+    def _is_fatal(self) -> bool:
+        """Whether a stall ends the round."""
+        return False
 
     def _found(self, fact: RankStalled, stalled: Stalled, process: ProcessState) -> None:
         """A stall was recorded."""
@@ -211,26 +208,16 @@ class StallFacts:
         self._say(text, is_warning=True)
 
 
+@dataclass(eq=False, repr=False)
 class StallRecorder(StallFacts):
     """The stalls of ranks that this agent has started: the core decides what follows."""
 
-    def __init__(  # noqa: PLR0913  each is a port or what was asked for
-        self,
-        plan: RunPlan,
-        bus: Bus,
-        agent: Agent,
-        ranks: RankSource,
-        records: AgentFacts,
-        say: LineWriter,
-        clock: Clock,
-        others: ExternalLimits,
-        record: Callable[[Fact], None],
-        do: Callable[[Sequence[actions.Action]], None],
-    ) -> None:
-        is_fatal = plan.restart_on_stall
-        super().__init__(plan, bus, clock, records, ranks, record, say, others, is_fatal=is_fatal)
-        self._agent = agent
-        self._do = do
+    _agent: Agent
+    _do: Callable[[Sequence[actions.Action]], None]
+
+    @property
+    def _is_fatal(self) -> bool:
+        return self._plan.agent.restart_on_stall
 
     def excuse(self, order: NameExcuse) -> actions.SendReport | None:
         """The answer whether a stalled rank may be waiting for a rank of ours; None if not.

@@ -56,17 +56,17 @@ class _Failure:
     """The bus was away when its output should have been stored."""
 
 
+@dataclass(eq=False, repr=False)
 class Collections:
     """Collects in parallel with everything else, and stores the pieces; no decision waits."""
 
-    def __init__(
-        self, job: str, bus: Bus, records: AgentFacts, record: Callable[[Fact], None], clock: Clock
-    ) -> None:
-        self._job = job
-        self._clock = clock
-        self._bus = bus
-        self._records = records
-        self._record = record
+    _job: str
+    _bus: Bus
+    _records: AgentFacts
+    _record: Callable[[Fact], None]
+    _clock: Clock
+
+    def __post_init__(self) -> None:
         self._jobs: asyncio.Queue[Job] = asyncio.Queue()
         self._later: asyncio.Queue[Job] = asyncio.Queue()
         self._beside: asyncio.Queue[Job] = asyncio.Queue()
@@ -181,21 +181,15 @@ class Collections:
         await self._keep(round, incident, piece, was_refused=was_refused)
 
 
+@dataclass(eq=False, repr=False)
 class EvidenceRecorder(Collections):
     """The evidence of ranks that this agent has started, which includes the ends of their logs."""
 
-    def __init__(
-        self,
-        job: str,
-        bus: Bus,
-        workdir: Workdir,
-        records: AgentFacts,
-        record: Callable[[Fact], None],
-        clock: Clock,
-    ) -> None:
-        super().__init__(job, bus, records, record, clock)
-        self._workdir = workdir
-        self._logs = workdir.logs
+    _workdir: Workdir
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._logs = self._workdir.logs
         self._failures: dict[tuple[int, int], _Failure] = {}
         self._stops: tuple[int, str] | None = None
         """The round that is being stopped, or was last, and its incident."""

@@ -18,7 +18,6 @@ from everstep.bus.errors import AskRefusedError, BusError
 from everstep.clock import SystemClock
 from everstep.messages import (
     Done,
-    JobSpec,
     Join,
     Joined,
     Leave,
@@ -31,7 +30,7 @@ from everstep.messages import (
     StartRanks,
     StopRanks,
 )
-from everstep_services.agent.stalls.limits import LimitRules
+from everstep_services.agent.run_plan import AgentPlan
 from everstep_services.agent.torchrun.rank_hangs import RankHangs
 from trainer_sdk.launchers import LaunchedRank
 
@@ -50,21 +49,15 @@ Result = TypeVar("Result")
 Answer = TypeVar("Answer", bound=Message)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeIdentity:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeIdentity(AgentPlan):
     """The node of this agent, and its job."""
 
-    job: str
-    node: str
     instance: str
-    address: str
-    spec: JobSpec
-    allocation: str
     place: LaunchedRank
     """The first rank of this node, as far as torchrun's command line tells."""
     folder: Path
     """Where the ranks of this node have their pages."""
-    limits: LimitRules
 
 
 class JobOverError(Exception):

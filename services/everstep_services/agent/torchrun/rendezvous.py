@@ -31,7 +31,7 @@ from everstep.ids import new_id
 from everstep.messages import JobSpec
 from everstep.settings import Flag, Settings, config_files, load
 from everstep_services.agent.settings import AgentSettings
-from everstep_services.agent.stalls.limits import BY_SETTING, LimitRules, limit_rules, read_limits
+from everstep_services.agent.stalls.limits import BY_SETTING, LimitRules, read_limits
 from everstep_services.agent.torchrun.member import JobOverError, NodeIdentity, RendezvousMember
 from trainer_sdk.attachment import folder_for
 from trainer_sdk.launchers import LaunchedRank
@@ -206,7 +206,8 @@ def _spec(parameters: RendezvousParameters, ranks: int) -> JobSpec:
 def _limits(agent: AgentSettings) -> LimitRules:
     """The limits before anything is learned, and those of `[agent] limits`."""
     configured = read_limits(agent.limits, BY_SETTING)
-    return limit_rules(agent, configured, dict.fromkeys(configured, BY_SETTING))
+    origins = dict.fromkeys(configured, BY_SETTING)
+    return LimitRules(agent, agent.warmup_steps, configured, origins)
 
 
 def _local_world_size() -> int:

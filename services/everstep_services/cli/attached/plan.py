@@ -67,11 +67,10 @@ def plan_attached(
         master=(environ.get("MASTER_ADDR", ""), int(port) if port.isdecimal() else 0),
         user=environ.get("USER", ""),
         state_dir=state.path,
+        agent=agent,
         checks=loaded.section(ChecksSettings),
-        timings=agent.timings,
         traces_url=loaded.section(ObserveSettings).traces_url,
         environ=environ,
-        evidence_without=agent.evidence_without,
         limits=limits_of(Given(), agent),
         others=external_limits(
             environ,

@@ -8,7 +8,6 @@ from everstep_services.agent.stalls.limits import (
     BY_SETTING,
     OUTSIDE,
     LimitRules,
-    limit_rules,
     read_limits,
 )
 from everstep_services.cli.run.arguments import Given, UsageError
@@ -30,11 +29,11 @@ def limits_of(given: Given, agent: AgentSettings) -> LimitRules:
         limits = _read((text,), _OPTION) if origin == _OPTION else _read_of_nvrx(text, origin)
         configured.update(limits)
         origins.update(dict.fromkeys(limits, origin))
-    return limit_rules(
+    return LimitRules(
         agent,
+        given.whole("warmup_steps") or agent.warmup_steps,
         configured,
         origins,
-        warmup_steps=given.whole("warmup_steps"),
         is_outside_late=_is_outside_late(origins, given),
     )
 

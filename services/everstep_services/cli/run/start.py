@@ -186,8 +186,8 @@ def record(plan: RunPlan) -> dict[str, Any]:
         "restarts": ", ".join(f"{limit} {what}" for what, limit in limits.items()
                               if limit is not None) or "no limit",
         "on_repeat": "stop" if "stop" in spec.enforce else "advise",
-        "stop_grace": f"{plan.stop_grace_s:g} s",
-        "preempt_grace": f"{plan.preempt_grace_s:g} s",
+        "stop_grace": f"{plan.agent.stop_grace_s:g} s",
+        "preempt_grace": f"{plan.agent.preempt_grace_s:g} s",
         "logs": str(plan.log_dir / plan.job),
         "console": said(plan.console),
         "labels": ", ".join(f"{key}={value}" for key, value in spec.labels.items()),

@@ -19,12 +19,12 @@ from everstep_services.agent.core.actions import (
 )
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.core.exit import RankExit
-from everstep_services.agent.core.round_part import AgentTimeouts
+from everstep_services.agent.settings import AgentSettings
 from tests.unit.agent.orders import DONE, KILLED, common, leave, reply, running, start, stop, told
 
 
 def test_it_joins_starts_and_says_when_all_ranks_run() -> None:
-    agent = Agent(AgentTimeouts())
+    agent = Agent(AgentSettings())
     assert agent.begin() == [AskToJoin()]
     assert agent.joined(reply(0), now=0) == []
     assert agent.ordered(start()) == [start()]
@@ -47,7 +47,7 @@ def test_an_order_of_an_older_round_is_refused() -> None:
 
 
 def test_a_lost_order_comes_with_the_next_answer() -> None:
-    agent = Agent(AgentTimeouts(ask_again_s=5))
+    agent = Agent(AgentSettings())
     agent.joined(reply(0), now=0)
     assert agent.wake_at == 5
     assert agent.tick(now=5) == [AskToJoin()]
@@ -110,7 +110,7 @@ def test_ranks_of_a_round_that_were_stopped_are_not_started_again() -> None:
 
 def test_ranks_of_a_round_that_was_over_before_its_order_came_are_not_started() -> None:
     """The order to stop has overtaken the order to start: rendezvous learns that none runs."""
-    agent = Agent(AgentTimeouts())
+    agent = Agent(AgentSettings())
     agent.joined(reply(1), now=0)
     assert agent.ordered(stop(2)) == []
     assert agent.ordered(start(2)) == [AskToJoin()]
@@ -169,7 +169,7 @@ def test_preempted_ranks_that_the_signal_ends_make_143() -> None:
 
 
 def test_the_grace_of_a_preemption_ends() -> None:
-    agent = Agent(AgentTimeouts(preempt_grace_s=600))
+    agent = Agent(AgentSettings(preempt_grace_s=600))
     agent.ordered(start())
     agent.rank_runs(0)
     agent.rank_runs(1)
@@ -198,7 +198,7 @@ def test_control_c_asks_the_ranks_first_and_kills_the_second_time() -> None:
 
 
 def test_a_spare_leaves_at_once() -> None:
-    agent = Agent(AgentTimeouts())
+    agent = Agent(AgentSettings())
     agent.ordered(StandBy(**common(1)))
     [_, exiting] = agent.preempted(15, "SIGTERM", now=0)
     assert isinstance(exiting, ExitAgent)
@@ -206,7 +206,7 @@ def test_a_spare_leaves_at_once() -> None:
 
 
 def test_a_job_that_is_over_is_left_with_its_exit_code() -> None:
-    agent = Agent(AgentTimeouts())
+    agent = Agent(AgentSettings())
     refused = Joined(
         round=7, is_accepted=False, cause="job_over", reason="the job is done", exit_code=0
     )
@@ -233,13 +233,13 @@ def test_only_the_end_of_the_job_makes_the_code_of_an_agent_that_of_the_job(
     answer: dict[str, Any], ends_job: bool
 ) -> None:
     """Others train on without a node that is refused or replaced (A12.3)."""
-    (exiting,) = Agent(AgentTimeouts()).joined(Joined(round=1, reason="because", **answer), now=0)
+    (exiting,) = Agent(AgentSettings()).joined(Joined(round=1, reason="because", **answer), now=0)
     assert isinstance(exiting, ExitAgent)
     assert (exiting.code, exiting.ends_job) == (answer["exit_code"], ends_job)
 
 
 def test_a_refusal_is_said_once_and_asked_again_when_told_to() -> None:
-    agent = Agent(AgentTimeouts())
+    agent = Agent(AgentSettings())
     refused = Joined(
         round=0,
         is_accepted=False,
@@ -256,7 +256,7 @@ def test_a_refusal_is_said_once_and_asked_again_when_told_to() -> None:
 
 def test_a_rank_whose_script_returned_and_that_does_not_exit_is_done() -> None:
     """After 30 s the rank is killed, and counts as finished (A12.5)."""
-    agent = Agent(AgentTimeouts(exit_within_s=30))
+    agent = Agent(AgentSettings())
     agent.ordered(start())
     agent.rank_runs(0)
     agent.rank_runs(1)
@@ -269,7 +269,7 @@ def test_a_rank_whose_script_returned_and_that_does_not_exit_is_done() -> None:
 
 
 def test_ranks_that_cannot_be_started_are_told() -> None:
-    agent = Agent(AgentTimeouts())
+    agent = Agent(AgentSettings())
     agent.ordered(start())
     [tell] = agent.start_failed(1, "no such file: train.py")
     assert isinstance(tell, SendReport)
@@ -302,7 +302,7 @@ def test_a_rank_that_fails_ends_the_search_for_hanging_ends() -> None:
 
 
 def test_why_it_has_to_wait_is_said_once_however_it_is_heard() -> None:
-    agent = Agent(AgentTimeouts())
+    agent = Agent(AgentSettings())
     waits = AwaitRound(
         id="f" * 32, job="j", round=4, reason="waits 15 s before round 5: it crashed"
     )
@@ -336,7 +336,7 @@ def test_it_joins_again_when_rendezvous_does_not_know_its_round() -> None:
 
 
 def test_a_node_that_is_sent_away_says_why_and_not_that_the_job_is_over() -> None:
-    agent = Agent(AgentTimeouts())
+    agent = Agent(AgentSettings())
     order = LeaveJob(**common(1), exit_code=90, state="excluded")
     assert agent.ordered(order) == [
         ExitAgent(90, "excluded", "because", is_sent=True, has_seat=True)
@@ -344,7 +344,7 @@ def test_a_node_that_is_sent_away_says_why_and_not_that_the_job_is_over() -> Non
 
 
 def test_a_signal_before_all_ranks_run_ends_it_at_once() -> None:
-    agent = Agent(AgentTimeouts(stop_grace_s=3))
+    agent = Agent(AgentSettings(stop_grace_s=3))
     agent.ordered(start())
     agent.rank_runs(0)
     noticed = RecordNotice("SIGTERM", 600)
@@ -366,7 +366,7 @@ def test_a_node_that_waits_for_others_and_is_preempted_asks_for_a_requeue() -> N
 
 def test_a_replaced_node_leaves_alike_by_the_order_and_by_the_answer() -> None:
     """Whichever arrives first: the job goes on, and the node is not refused."""
-    by_answer, by_order = Agent(AgentTimeouts()), Agent(AgentTimeouts())
+    by_answer, by_order = Agent(AgentSettings()), Agent(AgentSettings())
     answer = Joined(
         round=1, is_accepted=True, reason="n1 is replaced", standing="leaving", exit_code=0
     )
@@ -377,7 +377,7 @@ def test_a_replaced_node_leaves_alike_by_the_order_and_by_the_answer() -> None:
 
 
 def test_a_spare_answers_a_comparison_and_reports_no_other_probe() -> None:
-    agent = Agent(AgentTimeouts())
+    agent = Agent(AgentSettings())
     assert agent.check_compared("nic", "failed", "down") == [], "it has not joined"
     agent.joined(reply(3, standing="spare"), now=1)
     (report,) = agent.check_compared("nic", "failed", "down")
@@ -389,7 +389,7 @@ def test_a_spare_answers_a_comparison_and_reports_no_other_probe() -> None:
 
 def test_an_answer_that_an_order_overtook_takes_no_spare_its_standing() -> None:
     """The answer to `join` says that the job forms; the order to stand by says that it has."""
-    agent = Agent(AgentTimeouts())
+    agent = Agent(AgentSettings())
     assert agent.ordered(StandBy(**common(1))) == [ShowLine("standing by as a spare")]
     assert agent.joined(reply(0, standing="waiting"), now=1) == []
     (report,) = agent.check_compared("nic", "ok", "up")
@@ -400,7 +400,7 @@ def test_an_answer_that_an_order_overtook_takes_no_spare_its_standing() -> None:
 
 
 def test_a_spare_tells_when_it_trains_and_when_it_stands_by_again() -> None:
-    agent = Agent(AgentTimeouts())
+    agent = Agent(AgentSettings())
     assert agent.ordered(StandBy(**common(1))) == [ShowLine("standing by as a spare")]
     assert agent.ordered(start(2)) == [ShowLine("this spare joins round 2"), start(2)]
     agent.ordered(stop(2))

@@ -14,7 +14,7 @@ from everstep_services.agent.core.actions import (
 )
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.core.exit import RankExit
-from everstep_services.agent.core.round_part import AgentTimeouts
+from everstep_services.agent.settings import AgentSettings
 from tests.unit.agent.orders import DONE, KILLED, reply, running, start, stop, told
 
 
@@ -103,7 +103,7 @@ def test_while_only_consequences_are_known_ranks_may_end_by_themselves_first() -
 
 def test_ranks_that_may_show_the_cause_are_started_though_their_round_is_over() -> None:
     """An import fails everywhere; here no rank had been started when the first failed there."""
-    agent = Agent(AgentTimeouts())
+    agent = Agent(AgentSettings())
     agent.ordered(start())
     assert agent.wants(start())
     assert agent.ordered(stop(cause_within_s=3.0)) == [StopRound(1, 2.0, 0.0, "i1", 3.0)]
@@ -116,7 +116,7 @@ def test_ranks_that_may_show_the_cause_are_started_though_their_round_is_over() 
 
 
 def test_ranks_of_a_round_whose_cause_is_known_are_not_started() -> None:
-    agent = Agent(AgentTimeouts())
+    agent = Agent(AgentSettings())
     agent.ordered(start())
     agent.ordered(stop())
     assert not agent.wants(start())
@@ -176,7 +176,7 @@ def test_a_cause_is_put_right_only_by_a_better_one() -> None:
 
 
 def test_an_agent_without_ranks_in_a_round_says_nothing_of_its_end() -> None:
-    agent = Agent(AgentTimeouts())
+    agent = Agent(AgentSettings())
     agent.begin()
     agent.joined(reply(1), now=0)
     assert agent.ordered(stop()) == []

@@ -21,7 +21,7 @@ from everstep_services.agent.core.actions import (
 )
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.core.exit import RankExit
-from everstep_services.agent.core.round_part import AgentTimeouts
+from everstep_services.agent.settings import AgentSettings
 
 DONE = RankExit(code=0)
 
@@ -42,8 +42,8 @@ def _common(round: int) -> dict[str, Any]:
     return {"id": f"{round:032x}", "job": "j", "round": round, "reason": "node-9 goes"}
 
 
-def running(slot: int = 0, **limits: float) -> Agent:
-    agent = Agent(AgentTimeouts(**limits))
+def running(slot: int = 0, **limits: Any) -> Agent:
+    agent = Agent(AgentSettings(**limits))
     agent.ordered(start(slot))
     agent.rank_runs(0)
     agent.rank_runs(1)

@@ -7,13 +7,13 @@ from everstep.messages import Reported
 from everstep_services.agent.core.actions import ExitAgent, SendReport, ShowLine, StopRound
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.core.exit import RankExit
-from everstep_services.agent.core.round_part import AgentTimeouts
+from everstep_services.agent.settings import AgentSettings
 from tests.unit.agent.orders import DONE, KILLED, start
 
 
 def over(exits: list[RankExit], slots: int = 1) -> Agent:
     """An agent whose ranks have ended so; nobody has answered its reports."""
-    agent = Agent(AgentTimeouts(unheard_within_s=100))
+    agent = Agent(AgentSettings(unheard_within_s=100))
     agent.ordered(structs.replace(start(1, ranks=len(exits)), slots=slots))
     for rank, ending in enumerate(exits):
         agent.rank_runs(rank)
@@ -37,7 +37,7 @@ def test_ranks_that_are_over_do_not_wait_for_ever_for_an_answer(
     assert agent.unheard(1099.9, "the bus is away") == []
     [stop] = agent.unheard(1100, "the bus is away")
     is_done = exits == [DONE, DONE]
-    assert stop == StopRound(1, agent.limits.stop_grace_s, 0.0, None, is_done=is_done)
+    assert stop == StopRound(1, agent.settings.stop_grace_s, 0.0, None, is_done=is_done)
     [exiting] = agent.stopped(1)
     assert isinstance(exiting, ExitAgent)
     assert exiting.code == code
@@ -57,7 +57,7 @@ def test_an_answer_begins_the_wait_anew() -> None:
 
 
 def test_ranks_at_work_wait_for_nobody() -> None:
-    agent = Agent(AgentTimeouts(unheard_within_s=100))
+    agent = Agent(AgentSettings(unheard_within_s=100))
     agent.ordered(start(1, ranks=2))
     agent.rank_runs(0)
     agent.rank_runs(1)

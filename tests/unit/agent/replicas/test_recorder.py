@@ -24,8 +24,8 @@ from everstep.messages import (
     ShardsWritten,
 )
 from everstep_services.agent.core.agent import Agent
-from everstep_services.agent.core.round_part import AgentTimeouts
 from everstep_services.agent.replicas.recorder import CheckpointRecorder
+from everstep_services.agent.settings import AgentSettings
 from everstep_services.agent.telemetry.facts import AgentFacts
 from tests.fakes.clock import FakeClock
 from tests.integration.replicas.nodes import order
@@ -161,7 +161,7 @@ async def test_of_states_in_memory_the_first_the_last_and_one_a_minute_are_told(
 
 
 def test_orders_about_copies_are_carried_out_unless_they_are_of_an_earlier_round() -> None:
-    agent = Agent(AgentTimeouts())
+    agent = Agent(AgentSettings())
     about: dict[str, Any] = {"id": "1" * 32, "job": "j", "reason": "", "owner_slot": 0, "step": 10}
     copy = CopyReplica(**about, round=3, to=Peer(node="n2", slot=1, address="n2", port=1))
     assert agent.ordered(copy) == [copy]

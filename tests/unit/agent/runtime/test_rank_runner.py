@@ -13,7 +13,6 @@ from everstep.messages import StartRanks
 from everstep_services.agent.core.actions import Action, SendReport, StopRound, StopWithoutWait
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.core.exit import WARDEN_ENDED
-from everstep_services.agent.core.round_part import AgentTimeouts
 from everstep_services.agent.ranks.protocol import (
     RankGone,
     WardenEvent,
@@ -22,6 +21,7 @@ from everstep_services.agent.ranks.protocol import (
 )
 from everstep_services.agent.runtime.rank_events import RankEvents
 from everstep_services.agent.runtime.rank_runner import RankRunner, WardenClients
+from everstep_services.agent.settings import AgentSettings
 from tests.unit.agent.orders import start, stop
 from trainer_sdk.wire import AllStopped, ForgeUp
 
@@ -235,7 +235,7 @@ async def test_the_end_of_a_warden_is_reported_although_its_round_is_being_stopp
 ) -> None:
     """Other nodes lose their peers at that moment, and may be heard first."""
     ends, did = Ends(recorded=0), list[Action]()
-    agent = Agent(AgentTimeouts())
+    agent = Agent(AgentSettings())
     agent.ordered(start(1, ranks=3))
     if is_stopping:
         agent.ordered(stop(1))

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from everstep.messages import LimitsDocument, SectionLimit
+from everstep_services.agent.settings import AgentSettings
 from everstep_services.agent.stalls.limits import LimitRules
 from tests.unit.agent.stalls.monitored_ranks import WatchedNode
 from tests.unit.agent.stalls.stalled_ranks import Clock, clock_of_pages
@@ -114,7 +115,7 @@ def test_another_thread_may_wait_for_the_one_that_compiles(node: WatchedNode) ->
 
 
 def test_a_compilation_before_the_first_step_has_no_less_time(tmp_path: Path, clock: Clock) -> None:
-    node = WatchedNode(tmp_path, clock, LimitRules(first_step_s=600), 1)
+    node = WatchedNode(tmp_path, clock, LimitRules(AgentSettings(first_step_limit_s=600)), 1)
     (rank,) = node.ranks
     assert rank.run.steps_made == 0
     node.wait(500)

@@ -18,12 +18,12 @@ from everstep.messages import (
 from everstep.messages.codec import encode
 from everstep_services.agent.core.actions import Action, ShowLine
 from everstep_services.agent.core.agent import Agent
-from everstep_services.agent.core.round_part import AgentTimeouts as Graces
 from everstep_services.agent.ranks.protocol import RankSaid
 from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.ranks.source import RankSource
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.runtime.workdir import Workdir
+from everstep_services.agent.settings import AgentSettings
 from everstep_services.agent.stalls.limits import Limit
 from everstep_services.agent.stalls.limits_table import ExternalLimits
 from everstep_services.agent.stalls.position import RankPosition
@@ -53,19 +53,19 @@ class Desk:
         self.bus = MemoryBus(MemoryServer())
         self.facts: list[Fact] = []
         self.acts: list[Action] = []
-        self.agent = Agent(Graces(stop_grace_s=3, preempt_grace_s=600))
+        self.agent = Agent(AgentSettings(stop_grace_s=3, preempt_grace_s=600))
         clock = FakeClock()
         watched = WatchedRank(folder, rank.view_of_page)
         self.stalls = StallRecorder(
             made,
             self.bus,
-            self.agent,
-            RankSource(lambda: self.agent.live_ranks, {0: watched}.get, lambda _: self.agent.order),
-            AgentFacts("j", "n", clock),
-            Workdir(made, folder / "runtime", {}, None).say,
             clock,
-            others,
+            AgentFacts("j", "n", clock),
+            RankSource(lambda: self.agent.live_ranks, {0: watched}.get, lambda _: self.agent.order),
             self.facts.append,
+            Workdir(made, folder / "runtime", {}, None).say,
+            others,
+            self.agent,
             self.acts.extend,
         )
         self.fingerprint = made.spec.config_fingerprint

@@ -106,7 +106,7 @@ async def recorded(home: Path, tell: Callable[[EvidenceRecorder], None]) -> list
     workdir = await asyncio.to_thread(written, home)
     records = AgentFacts("j", "n1", clock)
     recorder = EvidenceRecorder(
-        "j", MemoryBus(MemoryServer()), workdir, records, facts.append, clock
+        "j", MemoryBus(MemoryServer()), records, facts.append, clock, workdir
     )
     tell(recorder)
     loop = asyncio.create_task(recorder.collect_for_ever())

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from everstep_services.agent.core.actions import Action, SendReport
 from everstep_services.agent.core.agent import Agent
-from everstep_services.agent.core.round_part import AgentTimeouts
 from everstep_services.agent.ranks.round_watch import WatchedRank
+from everstep_services.agent.settings import AgentSettings
 from everstep_services.agent.telemetry.first_collective import FirstCollective
 from tests.fakes.clock import FakeClock
 from tests.unit.agent.orders import start, stop
@@ -30,7 +30,7 @@ class Round:
         self.rank = rank = StallRank(folder, 0, pages)
         self.clock = FakeClock()
         self.began_s = self.clock.wall().timestamp()
-        self.agent = Agent(AgentTimeouts())
+        self.agent = Agent(AgentSettings())
         self.agent.ordered(ORDER)
         self.recorded = trace()
         self.asked = asyncio.Event()

@@ -6,9 +6,9 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from everstep_services.agent.core.agent import Agent
-from everstep_services.agent.core.round_part import AgentTimeouts
 from everstep_services.agent.ranks.round_watch import WatchedRank
 from everstep_services.agent.ranks.source import RankSource
+from everstep_services.agent.settings import AgentSettings
 from everstep_services.agent.telemetry.facts import AgentFacts
 from everstep_services.agent.telemetry.progress import ProgressReader
 from tests.fakes.clock import FakeClock
@@ -17,7 +17,7 @@ from tests.unit.agent.stalls.stalled_ranks import Clock, StallRank, clock_of_pag
 
 
 def test_a_round_that_begins_anew_reports_the_steps_that_it_makes_again(tmp_path: Path) -> None:
-    pages, clock, agent = Clock(), FakeClock(), Agent(AgentTimeouts())
+    pages, clock, agent = Clock(), FakeClock(), Agent(AgentSettings())
     order = replace(start(), slot=0, first_rank=0, round=1)
     agent.ordered(order)
     with clock_of_pages(pages):
@@ -55,7 +55,7 @@ def test_a_round_that_begins_anew_reports_the_steps_that_it_makes_again(tmp_path
 
 def test_a_script_that_does_not_number_its_steps_may_resume_anywhere(tmp_path: Path) -> None:
     """It resumes by its own means, and nobody is told that it does not."""
-    pages, clock, agent = Clock(), FakeClock(), Agent(AgentTimeouts())
+    pages, clock, agent = Clock(), FakeClock(), Agent(AgentSettings())
     order = replace(start(), slot=0, first_rank=0, round=2, reached_step=26)
     agent.ordered(order)
     with clock_of_pages(pages):

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from everstep_services.agent.core.actions import AskRanksToStop
 from everstep_services.agent.core.agent import Agent
-from everstep_services.agent.core.round_part import AgentTimeouts
 from everstep_services.agent.ranks.round_watch import WatchedRank
+from everstep_services.agent.settings import AgentSettings
 from everstep_services.agent.telemetry.facts import AgentFacts
 from everstep_services.agent.telemetry.saves import CoordinatedSaves
 from tests.fakes.clock import FakeClock
@@ -21,7 +21,7 @@ STEP_S = 10.0
 def saves_of(
     folder: Path, ranks: list[StallRank], clock: FakeClock, slots: int = 1
 ) -> CoordinatedSaves:
-    agent = Agent(AgentTimeouts())
+    agent = Agent(AgentSettings())
     agent.ordered(replace(start(), slots=slots))
     watched = {one.rank: WatchedRank(folder, one.view_of_page) for one in ranks}
     return CoordinatedSaves(

@@ -70,7 +70,7 @@ def test_layers_of_the_settings(home: Path) -> None:
     assert plan(home, "train.py", **variable).spec.max_restarts == 3
     made = plan(home, "--max-restarts", "4", "train.py", **variable)
     assert made.spec.max_restarts == 4
-    assert made.stop_grace_s == made.spec.stop_grace_s == 7
+    assert made.agent.stop_grace_s == made.spec.stop_grace_s == 7
     assert plan(home, "--max-restarts=none", "train.py", **variable).spec.max_restarts is None
     assert plan(home, "--max-restarts=0", "train.py", **variable).spec.max_restarts == 0
 
@@ -134,7 +134,7 @@ def test_every_option_arrives(home: Path) -> None:
     assert (spec.slots_per_unit, spec.slots_per_segment, spec.ranks_per_node) == (2, 4, 8)
     assert (spec.max_restarts_per_hour, spec.no_progress_limit) == (6, 5)
     assert (spec.enforce, spec.network_test) == (("stop", "no_progress"), "failures")
-    assert (spec.join_within_s, spec.stop_grace_s, made.preempt_grace_s) == (60, 3, 600)
+    assert (spec.join_within_s, spec.stop_grace_s, made.agent.preempt_grace_s) == (60, 3, 600)
     assert (made.node, made.infra_rank, made.domain, made.allocation) == ("n7", 7, "rack-3", "a1")
     assert made.topology == ("block-1", "rack-3")
     assert (made.warm, made.preload) == (False, ("numpy", "einops"))
@@ -238,9 +238,9 @@ def test_signals_that_cannot_be_chosen_are_noted(home: Path) -> None:
 
 def test_one_timeout_of_torchrun_sets_both_graces(home: Path) -> None:
     made = plan(home, "--shutdown-timeout", "9", "train.py")
-    assert (made.stop_grace_s, made.preempt_grace_s) == (9, 9)
+    assert (made.agent.stop_grace_s, made.agent.preempt_grace_s) == (9, 9)
     made = plan(home, "--shutdown-timeout", "9", "--stop-grace", "2", "train.py")
-    assert (made.stop_grace_s, made.preempt_grace_s) == (2, 9)
+    assert (made.agent.stop_grace_s, made.agent.preempt_grace_s) == (2, 9)
 
 
 # -- the console ---------------------------------------------------------------------------
