@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -92,24 +93,18 @@ _SIGNALS = {
 }
 
 
+@dataclass(eq=False, repr=False)
 class FaultInjector:
     """The faults of one agent. It exists only if `--allow-injection` was given."""
 
-    def __init__(
-        self,
-        plan: RunPlan,
-        bus: Bus,
-        harm: AgentFaults,
-        agent: Agent,
-        ranks: RankSource,
-        say: Callable[[str], None],
-    ) -> None:
-        self._plan = plan
-        self._bus = bus
-        self._harm = harm
-        self._agent = agent
-        self._ranks = ranks
-        self._say = say
+    _plan: RunPlan
+    _bus: Bus
+    _harm: AgentFaults
+    _agent: Agent
+    _ranks: RankSource
+    _say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
         self._heard: set[str] = set()
         self._lasting: set[tuple[str, int | None]] = set()
 

@@ -25,26 +25,21 @@ class _Wanted:
     within_s: float | None = None
 
 
+@dataclass(eq=False, repr=False)
 class NodeChecks:
     """Runs one examination after the other; ranks and orders never wait for one."""
 
-    def __init__(
-        self,
-        examiner: NodeExaminer,
-        records: AgentFacts,
-        clock: Clock,
-        own_pids: Callable[[], Collection[int]],
-        record: Callable[[Fact], None],
-    ) -> None:
+    _examiner: NodeExaminer
+    _records: AgentFacts
+    _clock: Clock
+    _own_pids: Callable[[], Collection[int]]
+    _record: Callable[[Fact], None]
+
+    def __post_init__(self) -> None:
         self.failing: tuple[CheckResult, ...] = ()
         """The results of the last examination that are not `ok`."""
         self.nvlink_domain = ""
         """As the check `gpu` found it last; it does not change while the node is up."""
-        self._examiner = examiner
-        self._records = records
-        self._clock = clock
-        self._own_pids = own_pids
-        self._record = record
         self._told: tuple[tuple[str, str, str], ...] | None = None
         self._is_known = asyncio.Event()
         self._wanted: asyncio.Queue[_Wanted] = asyncio.Queue()

@@ -57,20 +57,16 @@ class _Rank:
     page: str
 
 
+@dataclass(eq=False, repr=False)
 class Warden:
     """One agent's ranks, one round at a time."""
 
-    def __init__(
-        self,
-        channel: Channel[FromAgent],
-        plan: WardenPlan,
-        wakes: socket.socket,
-        door: socket.socket | None = None,
-    ) -> None:
-        self._channel = channel
-        self._door = door
-        self._plan = plan
-        self._wakes = wakes
+    _channel: Channel[FromAgent]
+    _plan: WardenPlan
+    _wakes: socket.socket
+    _door: socket.socket | None = None
+
+    def __post_init__(self) -> None:
         self._ranks: dict[int, _Rank] = {}
         self._unclaimed: dict[int, int] = {}
         self._pending: WardenStart | None = None
@@ -81,8 +77,8 @@ class Warden:
         """Ranks that were killed in place of a signal that they had deferred."""
         self._leaves = False
         """Processes below this one may live on at the end."""
-        self._forge = Forge(plan, self._tell)
-        self._warm = plan.warm and plan.command.kind != "program"
+        self._forge = Forge(self._plan, self._tell)
+        self._warm = self._plan.warm and self._plan.command.kind != "program"
 
     def serve(self) -> None:
         """Run until the agent closes its end of the control socket; then nothing is left."""

@@ -6,6 +6,7 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -49,30 +50,26 @@ _SIGNAL_WITHIN_S = 10.0
 _LOST = WARDEN_ENDED + "{}; its log is {}"
 
 
+@dataclass(eq=False, repr=False)
 class WardenClient:
     """The ranks of one node, one round at a time. It knows no bus, and decides nothing."""
 
-    def __init__(
-        self,
-        plan: NodePlan,
-        writer: asyncio.StreamWriter,
-        kills: MemoryKills,
-        door: LivenessPort | None,
-    ) -> None:
+    _plan: NodePlan
+    _writer: asyncio.StreamWriter
+    _kills: MemoryKills
+    door: LivenessPort | None
+    """Where others may ask whether the warden lives."""
+
+    def __post_init__(self) -> None:
         self.events: asyncio.Queue[WardenEvent] = asyncio.Queue()
         """The events, in order. Bounded by the ranks and by the few attempts of the forge."""
         self.watch = RoundWatch(
-            self.events, self._deferred, is_silent=plan.command.kind == "program"
+            self.events, self._deferred, is_silent=self._plan.command.kind == "program"
         )
         self.lost = asyncio.Event()
         """The warden is gone, which the last event tells."""
         self.warm = False
         """Whether the forge is ready: a start is a fork."""
-        self.door = door
-        """Where others may ask whether the warden lives."""
-        self._plan = plan
-        self._writer = writer
-        self._kills = kills
         self._stopped: asyncio.Future[AllStopped] | None = None
         self._signalled: asyncio.Future[Signalled] | None = None
         self._lost = ""

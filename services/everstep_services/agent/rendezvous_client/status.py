@@ -100,24 +100,20 @@ class StartStopTimes:
     """How long the last round's ranks took to stop."""
 
 
+@dataclass(eq=False, repr=False)
 class AgentStatus:
     """Makes the questions to rendezvous; each tells the state at the moment of asking."""
 
-    def __init__(  # noqa: PLR0913  each owns values that rendezvous wants to know
-        self, plan: RunPlan, instance: str, agent: Agent, progress: ProgressReader,
-        checks: NodeChecks, probes: PeriodicProbes, checkpoints: NodeCheckpoints,
-        network: Callable[[], NetworkFigures | None], ranks: StartStopTimes, port: RendezvousPort,
-    ) -> None:  # fmt: skip
-        self._plan = plan
-        self._instance = instance
-        self._agent = agent
-        self._progress = progress
-        self._checks = checks
-        self._probes = probes
-        self._checkpoints = checkpoints
-        self._network = network
-        self._ranks = ranks
-        self._port = port
+    _plan: RunPlan
+    _instance: str
+    _agent: Agent
+    _progress: ProgressReader
+    _checks: NodeChecks
+    _probes: PeriodicProbes
+    _checkpoints: NodeCheckpoints
+    _network: Callable[[], NetworkFigures | None]
+    _ranks: StartStopTimes
+    _port: RendezvousPort
 
     def join(self) -> Join:
         """Ask rendezvous for a place in the job."""

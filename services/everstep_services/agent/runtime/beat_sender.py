@@ -6,6 +6,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -61,33 +62,24 @@ class HostLoad:
         return replace(beat, load_ratio=round(mean, 2), late_s=round(late_s, 3))
 
 
+@dataclass(eq=False, repr=False)
 class BeatSender:
     """Sends the beats of one agent, and looks with each whether its ranks are idle."""
 
-    def __init__(  # noqa: PLR0913  each is a port or a part of the agent
-        self,
-        plan: RunPlan,
-        bus: Bus,
-        clock: Clock,
-        agent: Agent,
-        progress: ProgressReader,
-        probes: PeriodicProbes,
-        recorder: Recorder,
-        *,
-        door: Callable[[], LivenessPort | None],
-        do: Callable[[Sequence[Action]], None],
-    ) -> None:
-        """`door`: the port of the warden's liveness; `do` carries out the core's actions."""
-        self._plan = plan
-        self._bus = bus
-        self._clock = clock
-        self._agent = agent
-        self._progress = progress
-        self._probes = probes
-        self._recorder = recorder
-        self._door = door
-        self._do = do
-        self._idleness = Idleness(clock)
+    _plan: RunPlan
+    _bus: Bus
+    _clock: Clock
+    _agent: Agent
+    _progress: ProgressReader
+    _probes: PeriodicProbes
+    _recorder: Recorder
+    _door: Callable[[], LivenessPort | None]
+    """The port of the warden's liveness."""
+    _do: Callable[[Sequence[Action]], None]
+    """Carries out the core's actions."""
+
+    def __post_init__(self) -> None:
+        self._idleness = Idleness(self._clock)
         self._load = HostLoad()
 
     def send(self, alive: tuple[str, ...] = ()) -> None:

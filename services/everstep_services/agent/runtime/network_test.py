@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 from msgspec.structs import replace
@@ -36,26 +37,19 @@ _AGAIN_S = 0.1
 """The other node may open its port a little later."""
 
 
+@dataclass(eq=False, repr=False)
 class NetworkTestRunner:
     """Runs one test after the other. Each agent counts the turns from when it heard the order."""
 
-    def __init__(
-        self,
-        node: str,
-        clock: Clock,
-        records: AgentFacts,
-        record: Callable[[Fact], None],
-        *,
-        ends: int = 1,
-        done: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`ends` is the number of processes that add numbers: one for each GPU."""
-        self._node = node
-        self._clock = clock
-        self._records = records
-        self._record = record
-        self._number_of_ends = ends
-        self._done = done
+    _node: str
+    _clock: Clock
+    _records: AgentFacts
+    _record: Callable[[Fact], None]
+    _number_of_ends: int = 1
+    """The number of processes that add numbers: one for each GPU."""
+    _done: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
         self._wanted: asyncio.Queue[tuple[MeasureNetwork, float]] = asyncio.Queue()
         self._newest = ""
         self._summing: asyncio.Task[None] | None = None

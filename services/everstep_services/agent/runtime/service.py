@@ -163,12 +163,12 @@ class AgentService:
         )  # fmt: skip
         self._beats = BeatSender(
             plan, bus, clock, self._agent, self._progress, self._probes, self._recorder,
-            door=lambda: self._ranks.runner.warden.door, do=self._do,
+            lambda: self._ranks.runner.warden.door, self._do,
         )  # fmt: skip
         self._measuring = NetworkTestRunner(
             plan.node, clock, self._records, record,
-            ends=plan.ranks_per_node if has_devices() else 1,
-            done=lambda: self._do(self._agent.measured()),
+            plan.ranks_per_node if has_devices() else 1,
+            lambda: self._do(self._agent.measured()),
         )  # fmt: skip
         self._questions = AgentStatus(
             plan, instance, self._agent, self._progress, self._checks, self._probes,
@@ -317,7 +317,7 @@ class AgentService:
             return ()
         role = "" if plan.role == "default" else plan.role
         timings = TimingMonitor(
-            plan.job, plan.node, self._bus, self._clock, self._place, self._watched, role=role
+            plan.job, plan.node, self._bus, self._clock, self._place, self._watched, role
         )
         spreads = RankSpreads(plan.job, self._bus, self._clock, lambda: self._source.folder(0))
         return (timings.tell_for_ever, spreads.tell_for_ever)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from everstep.clock import Clock
 from everstep.messages import StartRanks
@@ -13,6 +14,7 @@ from everstep_services.agent.stalls.collectives import GONE, read_first_entered
 _FIRST_S, _MOST_S = 0.5, 16.0
 
 
+@dataclass(eq=False, repr=False)
 class FirstCollective:
     """Asks the flight recorder of slot 0's first rank after a restart, ever less often.
 
@@ -20,17 +22,12 @@ class FirstCollective:
     collective begins: nobody else knows when such a training was back.
     """
 
-    def __init__(
-        self,
-        agent: Agent,
-        watched: Callable[[int], WatchedRank | None],
-        clock: Clock,
-        do: Callable[[Sequence[Action]], None],
-    ) -> None:
-        self._agent = agent
-        self._watched = watched
-        self._clock = clock
-        self._do = do
+    _agent: Agent
+    _watched: Callable[[int], WatchedRank | None]
+    _clock: Clock
+    _do: Callable[[Sequence[Action]], None]
+
+    def __post_init__(self) -> None:
         self._begun = asyncio.Event()
 
     def begins(self, order: StartRanks) -> None:

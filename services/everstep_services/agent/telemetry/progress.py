@@ -1,6 +1,7 @@
 """The progress of this node's ranks: for beats, for progress facts, for reports."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from everstep.clock import Clock
 from everstep.lost_steps import steps_again, steps_again_in_words
@@ -32,34 +33,28 @@ _SECTIONS_EVERY = 10
 """Beats."""
 
 
+@dataclass(eq=False, repr=False)
 class ProgressReader:
     """Reads the pages of the ranks from outside; the ranks need not answer."""
 
-    def __init__(
-        self,
-        plan: RunPlan,
-        agent: Agent,
-        ranks: RankSource,
-        records: AgentFacts,
-        clock: Clock,
-        stalls: StallMonitor,
-    ) -> None:
-        self._plan = plan
-        self._agent = agent
-        self._source = ranks
-        self.step, self.pids = ranks.step, ranks.pids
-        self._records = records
-        self._clock = clock
+    _plan: RunPlan
+    _agent: Agent
+    _source: RankSource
+    _records: AgentFacts
+    _clock: Clock
+    _stalls: StallMonitor
+    """Knows where ranks are, and whether they are paused or have stalled."""
+
+    def __post_init__(self) -> None:
+        self.step, self.pids = self._source.step, self._source.pids
         self._sequence = 0
         self._order: StartRanks | None = None
-        self._steps = StepCounter(clock)
+        self._steps = StepCounter(self._clock)
         self._last_step: int | None = None
         self._is_later = False
         """Whether the job has made steps before: what the SDK counts anew is then no number."""
         self._told_limits: tuple[SectionLimit, ...] = ()
         self.warm_ranks = 0
-        self._stalls = stalls
-        """Knows where ranks are, and whether they are paused or have stalled."""
 
     def begins(self, order: StartRanks) -> None:
         """The ranks of a round are about to be started here."""

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import floor
 
 from everstep.clock import Clock
@@ -23,24 +24,16 @@ _UNKNOWN_STEP_S = 0.5
 """The assumed step time of a rank that has made one step only."""
 
 
+@dataclass(eq=False, repr=False)
 class CoordinatedSaves:
     """Asks scripts that look at `should_stop` through their pages, and others by a signal."""
 
-    def __init__(
-        self,
-        scheduler: str,
-        agent: Agent,
-        rank: Callable[[int], WatchedRank | None],
-        records: AgentFacts,
-        clock: Clock,
-        record: Callable[[Fact], None],
-    ) -> None:
-        self._scheduler = scheduler
-        self._agent = agent
-        self._rank = rank
-        self._records = records
-        self._clock = clock
-        self._record = record
+    _scheduler: str
+    _agent: Agent
+    _rank: Callable[[int], WatchedRank | None]
+    _records: AgentFacts
+    _clock: Clock
+    _record: Callable[[Fact], None]
 
     def passed_on(self, act: actions.PassNotice) -> actions.SignalRanks | None:
         """The signal, if the ranks of this node should get it."""

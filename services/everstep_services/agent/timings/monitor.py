@@ -112,31 +112,22 @@ class _Over:
         return collectives(within(recording, starts_s, ends_s), recording.members, section)
 
 
+@dataclass(eq=False, repr=False)
 class TimingMonitor:
     """Measures for one agent. It reads pages and the kernel, and asks torch's own threads."""
 
-    def __init__(  # noqa: PLR0913  each is a port or says whose timings they are
-        self,
-        job: str,
-        node: str,
-        bus: Bus,
-        clock: Clock,
-        place: Callable[[], RoundPosition | None],
-        rank: Callable[[int], WatchedRank | None],
-        *,
-        role: str = "",
-        wall: Callable[[], float] = host_wall,
-    ) -> None:
-        self._job = job
-        self._node = node
-        self._bus = bus
-        self._clock = clock
-        self._place = place
-        self._rank = rank
-        self._role = role
+    _job: str
+    _node: str
+    _bus: Bus
+    _clock: Clock
+    _place: Callable[[], RoundPosition | None]
+    _rank: Callable[[int], WatchedRank | None]
+    _role: str = ""
+    _wall: Callable[[], float] = host_wall
+
+    def __post_init__(self) -> None:
         self._system = System()
-        self._wall = wall
-        self._clocks = ClockOffsets(job, bus, clock, wall)
+        self._clocks = ClockOffsets(self._job, self._bus, self._clock, self._wall)
         self._wanted = TimingOptions()
         self._round: int | None = None
         self._ranks: dict[int, _Rank] = {}

@@ -88,7 +88,7 @@ class Node:
         self.ranks = {number: Rank(folder / str(number), number) for number in (4, 5)}
         self.place: RoundPosition | None = RoundPosition(3, 2, 8, 16, range(4, 6))
         self.timings = TimingMonitor(
-            JOB, NODE, bus, self.clock, lambda: self.place, self._rank, wall=self._wall
+            JOB, NODE, bus, self.clock, lambda: self.place, self._rank, "", self._wall
         )
         self._inbox = inbox
 

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
+from dataclasses import dataclass
 
 from everstep.backoff import backoff_s, jittered_s
 from everstep.bus.background import in_background
@@ -33,22 +34,17 @@ Failed = Callable[[int, str, str, str], None]
 """A step did not reach a holder: the step, the node, why, and the cause in one word."""
 
 
+@dataclass(eq=False, repr=False)
 class Transmitter:
     """One task for each holder of the round."""
 
-    def __init__(
-        self,
-        context: TransferContext,
-        images: OwnImages,
-        coder: Coder,
-        clock: Clock,
-        failed: Failed,
-    ) -> None:
-        self._context = context
-        self._images = images
-        self._coder = coder
-        self._clock = clock
-        self._failed = failed
+    _context: TransferContext
+    _images: OwnImages
+    _coder: Coder
+    _clock: Clock
+    _failed: Failed
+
+    def __post_init__(self) -> None:
         self._readings = MappedFiles()
         self._order: StartRanks | None = None
         self._changed = asyncio.Event()
