@@ -123,12 +123,12 @@ def play(folder: Path, clock: Clock, seeds: range) -> list[Schedule]:
     return played
 
 
-@pytest.mark.parametrize("chunk", [0, variant(1), variant(2), variant(3)])
-def test_a_thousand_orders_of_events(tmp_path: Path, clock: Clock, chunk: int) -> None:
+@pytest.mark.parametrize("seeds", [range(100), variant(range(100, 500)), variant(range(500, 1000))])
+def test_a_thousand_orders_of_events(tmp_path: Path, clock: Clock, seeds: range) -> None:
     """Ranks die with sections open, and the next round has no finding of them (A3.3)."""
-    played = play(tmp_path, clock, range(chunk * 250, chunk * 250 + 250))
+    played = play(tmp_path, clock, seeds)
     # They are worth something: ranks did stall.
-    assert sum(len(one.findings) for one in played) > 100
+    assert sum(len(one.findings) for one in played) > 0.4 * len(seeds)
 
 
 @pytest.mark.chaos
