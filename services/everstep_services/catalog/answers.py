@@ -28,7 +28,7 @@ from everstep.messages import (
 )
 from everstep.units import size
 from everstep_services.catalog.domain.places import listed, located
-from everstep_services.catalog.domain.retention import RetentionDecision, RetentionRules, judged
+from everstep_services.catalog.domain.retention import RetentionRules, judged
 from everstep_services.catalog.indexer import Indexer
 from everstep_services.catalog.maintenance import Maintenance, StoreLeftovers, Work
 from everstep_services.catalog.operations import known_in
@@ -192,7 +192,7 @@ class CatalogAnswers:
             texts.append(f"the catalog did not look for leftovers of failed saves: {why_not}")
         if ask.is_dry_run and (asked.keep_last or removed):
             texts.append("nothing was deleted")
-        rows = [*map(_row, decisions), *removed]
+        rows = [*(decision.shown for decision in decisions), *removed]
         return CheckpointsCollected(judged=tuple(rows[:_MOST]), text="; ".join(texts))
 
     def _enqueue(self, job: str, work: Work, text: str) -> Done:
@@ -205,16 +205,6 @@ class CatalogAnswers:
     ) -> None:
         head = FactStamp(self._clock.wall(), new_id, _CATALOG).head(question.job)
         await self._bus.record(operator_acted(head, question, _named(question), outcome, reason))
-
-
-def _row(decision: RetentionDecision) -> JudgedCheckpoint:
-    return JudgedCheckpoint(
-        step=decision.checkpoint.step,
-        is_kept=decision.is_kept,
-        reason=decision.reason,
-        path=decision.checkpoint.path,
-        size_bytes=decision.checkpoint.size_bytes,
-    )
 
 
 def _leftover_rows(leftovers: StoreLeftovers) -> Iterator[JudgedCheckpoint]:

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from everstep.messages import KnownCheckpoint
+from everstep.messages import JudgedCheckpoint, KnownCheckpoint
+from everstep.messages.base import shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,12 @@ class RetentionDecision:
     checkpoint: KnownCheckpoint
     is_kept: bool
     reason: str
+
+    @property
+    def shown(self) -> JudgedCheckpoint:
+        """What people see of it."""
+        fields = shared(JudgedCheckpoint, self.checkpoint)
+        return JudgedCheckpoint(**fields, is_kept=self.is_kept, reason=self.reason)
 
 
 def judged(

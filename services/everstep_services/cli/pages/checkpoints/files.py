@@ -13,7 +13,7 @@ import msgspec
 
 from everstep.messages import KnownCheckpoint
 from everstep.units import size
-from everstep_services.catalog.domain.retention import RetentionDecision, RetentionRules, judged
+from everstep_services.catalog.domain.retention import RetentionRules, judged
 from everstep_services.cli.cells import aligned, cell, counted, moment, span
 from everstep_services.cli.errors import CliError, Exit
 from everstep_services.cli.invocation import Invocation
@@ -155,7 +155,7 @@ def collect_shelf(
         checkpoints = _with_a_good_one(storage, _all(place))
         decisions = judged(checkpoints, RetentionRules(*keep))
         left = leftovers(storage)
-        rows = [_judged_record(item) for item in decisions]
+        rows = [msgspec.structs.asdict(item.shown) for item in decisions]
         print_judged(invocation, rows + [_left_record(storage, item) for item in left])
         doomed = [item.checkpoint for item in decisions if not item.is_kept]
         freed = sum(item.size_bytes for item in doomed) + sum(item.size_bytes for item in left)
@@ -340,16 +340,6 @@ def _record(checkpoint: StoredCheckpoint) -> dict[str, Any]:
         "has_data_position": manifest is not None and manifest.has_data_position,
         "manifest_hash": checkpoint.manifest_hash,
         "note": "; ".join(text for text in notes if text) or None,
-    }
-
-
-def _judged_record(decision: RetentionDecision) -> dict[str, Any]:
-    return {
-        "step": decision.checkpoint.step,
-        "is_kept": decision.is_kept,
-        "reason": decision.reason,
-        "path": decision.checkpoint.path,
-        "size_bytes": decision.checkpoint.size_bytes,
     }
 
 
