@@ -13,13 +13,14 @@ A forked rank differs from a freshly started process in these known ways:
 import gc
 import os
 import random
+import select
 import signal
 import socket
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any
 
 from trainer_sdk.bootstrap import process_setup
@@ -33,6 +34,7 @@ from trainer_sdk.wire import (
     ForgeUp,
     Fork,
     Forked,
+    FromForge,
     RankCommand,
     RankEntry,
     ToForge,
@@ -42,6 +44,8 @@ from trainer_sdk.wire import (
 
 _BLOCKED = (*HELD, signal.SIGQUIT)
 _FAILED = 1
+_AHEAD_AFTER_S = 0.4
+"""Ranks for the next round are forked when those of this one have had time to start."""
 
 
 def main(descriptor: int, environ: MutableMapping[str, str]) -> RankCommand | None:
@@ -82,17 +86,26 @@ def main(descriptor: int, environ: MutableMapping[str, str]) -> RankCommand | No
 def _serve(
     channel: "Channel[ForgePlan | Fork]", plan: ForgePlan, imports: ImportWatch
 ) -> RankEntry | None:
-    for request in _requests(channel):
-        unfit = _why_unfit(request, imports)
-        if unfit is not None:
-            channel.send(unfit)
-            continue
-        born = _fork(request, channel)
-        if born is not None:
-            channel.close()
-            process_setup.die_with(plan.warden, born_of=born.parent)
-            return born.entry
-    return None
+    crew = _Crew(channel)
+    while True:
+        lines: list[ForgePlan | Fork | None]
+        try:
+            lines = [*_hear(channel, _AHEAD_AFTER_S if crew.is_due else None)]
+        except EOFError:
+            return None
+        for line in lines or [None]:
+            born = crew.fork(line, imports) if isinstance(line, Fork) else crew.fork_ahead()
+            if born is not None:
+                process_setup.die_with(plan.warden, born_of=born.parent)
+                return born.entry
+
+
+def _hear(channel: "Channel[ForgePlan | Fork]", within_s: float | None) -> "list[ForgePlan | Fork]":
+    """The warden's next lines; none if none comes in time."""
+    while channel.early or select.select([channel], [], [], within_s)[0]:
+        if lines := channel.receive():
+            return lines
+    return []
 
 
 def _why_unfit(request: Fork, imports: ImportWatch) -> Unfit | None:
@@ -100,16 +113,6 @@ def _why_unfit(request: Fork, imports: ImportWatch) -> Unfit | None:
         return Unfit(reason=reason)
     verdicts = (imports.why_unfit(unpack(entry.environ)) for entry in request.ranks)
     return next((unfit for unfit in verdicts if unfit is not None), None)
-
-
-def _requests(channel: "Channel[ForgePlan | Fork]") -> Iterator[Fork]:
-    while True:
-        try:
-            for line in channel.receive():
-                if isinstance(line, Fork):
-                    yield line
-        except EOFError:
-            return
 
 
 class _ForkedRank:
@@ -120,29 +123,160 @@ class _ForkedRank:
         self.parent = parent
 
 
-def _fork(request: Fork, channel: "Channel[ForgePlan | Fork]") -> _ForkedRank | None:
-    """Fork the ranks through a process that exits at once, so that the warden adopts them."""
+class _Crew:
+    """The ranks of the next round. Its methods return an entry in forked ranks only."""
+
+    def __init__(self, channel: "Channel[ForgePlan | Fork]") -> None:
+        self._channel = channel
+        self._holder: _Holder | None = None
+        self._wanted = 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether ranks should be forked ahead, once those of this round have started."""
+        return self._wanted > 0 and self._holder is None
+
+    def fork_ahead(self) -> _ForkedRank | None:
+        """Fork as many as in the last round."""
+        try:
+            made = _hold(self._wanted, self._channel)
+        except OSError:  # each round forks its own
+            self._wanted = 0
+            return None
+        if isinstance(made, _ForkedRank):
+            return made
+        self._holder = made
+        return None
+
+    def fork(self, request: Fork, imports: ImportWatch) -> _ForkedRank | None:
+        """Have the ranks of a round start, and tell the warden."""
+        unfit = _why_unfit(request, imports)
+        if unfit is not None:
+            self._channel.send(unfit)
+            return None
+        holder, self._holder = self._holder, None
+        if holder is None or not holder.is_there():
+            made = _hold(0, self._channel)
+            if isinstance(made, _ForkedRank):
+                return made
+            holder = made
+        self._channel.send(holder.give(request))
+        self._wanted = len(request.ranks)
+        return None
+
+
+class _Holder:
+    """A process that forks ranks, and exits at once when they go to work: the warden adopts them.
+
+    It may fork them ahead of their round. It forks again in place of those that have ended.
+    """
+
+    def __init__(self, pid: int, wire: socket.socket) -> None:
+        self._pid = pid
+        self._channel: Channel[Forked | Unfit] = Channel(wire, FromForge)
+
+    def is_there(self) -> bool:
+        """Whether it has not been killed."""
+        if self._pid and os.waitpid(self._pid, os.WNOHANG)[0]:
+            self._pid = 0
+            self._channel.close()
+        return bool(self._pid)
+
+    def give(self, request: Fork) -> Forked | Unfit:
+        """Have these ranks go to work."""
+        try:
+            self._channel.send(request)
+            return self._channel.receive_first()
+        except (EOFError, OSError):
+            return Unfit(reason="the process that forks ranks was killed")
+        finally:
+            self._channel.close()
+            os.waitpid(self._pid, 0)
+
+
+def _hold(ahead: int, channel: "Channel[ForgePlan | Fork]") -> _Holder | _ForkedRank:
+    """Fork a holder, and in it this many ranks. A forked rank returns when it has its entry."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    between = os.fork()
-    if between:
-        os.waitpid(between, 0)
-        return None
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        return _Holder(pid, ours)
+    ours.close()
+    channel.close()  # else the warden would not see the end of the forge
     parent = os.getpid()
+    return _ForkedRank(_held(ahead, Channel(theirs, ToForge)), parent)
+
+
+def _held(ahead: int, wire: "Channel[Fork]") -> RankEntry:
+    """Serve as the holder; returns in forked ranks only."""
+    waiting: list[tuple[int, Channel[Fork]]] = []
+    for _ in range(ahead):
+        ours, theirs = socket.socketpair()
+        try:
+            pid = os.fork()
+        except OSError:  # it will be tried again when they are needed
+            break
+        if pid == 0:
+            ours.close()
+            _close(wire, waiting)
+            return _await(Channel(theirs, ToForge)).ranks[0]
+        theirs.close()
+        waiting.append((pid, Channel(ours, ToForge)))
+    return _put_to_work(_await(wire), waiting, wire)
+
+
+def _put_to_work(
+    request: Fork, waiting: "list[tuple[int, Channel[Fork]]]", wire: "Channel[Fork]"
+) -> RankEntry:
     pids: list[int] = []
     try:
         for entry in request.ranks:
-            pid = os.fork()
+            pid = _wake(waiting, Fork(round=request.round, ranks=(entry,))) or os.fork()
             if pid == 0:
-                return _ForkedRank(entry, parent)
+                _close(wire, waiting)
+                return entry
             pids.append(pid)
     except OSError as error:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        channel.send(Unfit(reason=f"the node cannot fork: {error}"))
+        wire.send(Unfit(reason=f"the node cannot fork: {error}"))
         os._exit(_FAILED)
-    channel.send(Forked(pids=tuple(pids)))
+    wire.send(Forked(pids=tuple(pids)))
     os._exit(0)
+
+
+def _close(wire: "Channel[Fork]", waiting: "list[tuple[int, Channel[Fork]]]") -> None:
+    """In a rank: drop the ends that only its holder may keep."""
+    wire.close()
+    for _, channel in waiting:
+        channel.close()
+
+
+def _await(channel: "Channel[Fork]") -> Fork:
+    """Wait for the request; exit if none can come any more."""
+    try:
+        request = channel.receive_first()
+    except EOFError:
+        os._exit(0)
+    for number in _BLOCKED:  # drops what was sent to it while it was nobody's rank
+        signal.signal(number, signal.SIG_IGN)
+    return request
+
+
+def _wake(waiting: "list[tuple[int, Channel[Fork]]]", request: Fork) -> int:
+    """Give a waiting rank its entry; its process id, 0 if none is left."""
+    while waiting:
+        pid, channel = waiting.pop()
+        try:
+            channel.send(request)
+        except OSError:  # it was killed
+            continue
+        finally:
+            channel.close()
+        return pid
+    return 0
 
 
 def _become_rank(

@@ -8,7 +8,7 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from operator import not_
@@ -46,6 +46,10 @@ def foreign() -> Iterator[int]:
     assert process.poll() is None, "it was touched"
     process.kill()
     process.wait()
+
+
+def are(count: int) -> Callable[[list[int]], bool]:
+    return lambda pids: len(pids) == count
 
 
 async def settled(node: Node, ranks: int) -> dict[int, int]:
@@ -256,6 +260,36 @@ async def test_a_killed_forge_harms_no_rank_and_comes_back(tmp_path: Path) -> No
         assert not unfit.final
         await node.next(ForgeUp)
         assert len((await node.keeper.stop(grace_s=5)).ranks) == 2
+
+
+async def test_ranks_forked_ahead_outlive_a_stop_and_take_part_in_the_next_round(
+    tmp_path: Path,
+) -> None:
+    """What was sent to one before is not meant for it; one that was killed is forked again."""
+    async with opened(tmp_path, "stay.py", "still", warm=True, preload=()) as node:
+        await node.next(ForgeUp)
+        await node.start(2, warm=True)
+        await settled(node, 2)
+        forge = node.forge()
+        ahead = await until_async(lambda: below(forge), "2 below a holder", holds=are(3))
+        (holder,) = below(forge, deep=False)
+        well, killed = sorted(set(ahead) - {holder})
+        os.kill(well, signal.SIGTERM)
+        os.kill(killed, signal.SIGKILL)
+        await until_async(lambda: alive(killed), "it is dead", holds=not_)
+        done = await node.keeper.stop(grace_s=5)
+        assert (done.swept, done.left, alive(well)) == (0, (), True)
+        await node.gone(2)
+        await node.start(2, warm=True)
+        pids = await settled(node, 2)
+        assert well in pids.values()
+        assert killed not in pids.values()
+        assert {psutil.Process(pid).ppid() for pid in pids.values()} == {node.warden()}
+        await until_async(lambda: below(forge), "the next 2", holds=are(3))
+        ahead = below(forge)
+        os.kill(forge, signal.SIGKILL)
+        await until_async(lambda: [pid for pid in ahead if alive(pid)], "they end", holds=not_)
+        assert alive(well)
 
 
 async def test_a_stopped_forge_is_replaced_by_a_cold_start(tmp_path: Path) -> None:

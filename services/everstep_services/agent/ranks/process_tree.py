@@ -18,17 +18,17 @@ _LOOK_S = 0.01
 _PPID, _SESSION = 1, 3  # counted after the command's name in /proc/PID/stat
 
 
-def descendants(root: int, without: Collection[int] = ()) -> dict[int, int]:
+def descendants(root: int, without: Collection[int] = (), *, spared: int = 0) -> dict[int, int]:
     """All processes below `root` with their parents, except those in `without`.
 
-    Processes below one of `without` are included: the forge stays, its new forks do not.
+    Processes below one of `without` are included, those below the `spared` one are not.
     """
     parents: dict[int, int] = {}
     todo = [root]
     while todo:
         parent = todo.pop()
         for child in children(parent):
-            if child not in parents:
+            if child not in parents and child != spared:
                 parents[child] = parent
                 todo.append(child)
     return {pid: parent for pid, parent in parents.items() if pid not in without}

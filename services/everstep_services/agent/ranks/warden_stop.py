@@ -56,7 +56,7 @@ class RoundStop:
         if self._sweeping_since is None:
             self._sweeping_since = now
         self._kill_ranks(living)
-        left = process_tree.descendants(os.getpid(), (self._forge.pid,))
+        left = process_tree.descendants(os.getpid(), spared=self._forge.pid)
         if self._order.is_done and left:
             if now < self._sweeping_since + _LEAVE_WITHIN_S:
                 return None
