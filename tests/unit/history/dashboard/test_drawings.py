@@ -56,13 +56,30 @@ def test_a_result_is_drawn_in_its_band_with_marks_of_what_followed() -> None:
     assert (curve.low, curve.high, curve.top) == (1.0, 9.0, 6.0), (
         "a spike does not flatten the rest"
     )
-    assert curve.points == "0.0,96.0 500.0,0.0 1000.0,96.0"
+    assert curve.lines == ["0.0,96.0 500.0,0.0 1000.0,96.0"]
     assert curve.band == "0.0,120.0 1000.0,120.0 1000.0,72.0 0.0,72.0"
     assert [(mark.kind, mark.text) for mark in drawn.marks] == [
         ("skipped", "steps 7 to 7, whose data are passed over"),
         ("suspected", "a spike"), ("skip", "did skip"),
     ]  # fmt: skip
     assert drawn.kinds == ["suspected", "skipped", "skip"]
+
+
+def test_where_a_result_is_not_a_number_its_curve_has_a_gap() -> None:
+    """Agents leave such a value out; what a script has reported once is in each later report."""
+    band = {"loss_low": 1.0, "loss_high": 3.0}
+    reports = [reported(0), *(reported(at, loss=2.0, **band) for at in (10, 20, 60, 80)),
+               reported(40, **band), reported(100, **band)]  # fmt: skip
+    drawn = results([{"round": 1, **report} for report in reports], [])
+    assert drawn is not None
+    (curve,) = drawn.curves
+    assert curve.lines == ["100.0,60.0 200.0,60.0", "600.0,60.0 800.0,60.0"]
+    assert curve.last is None
+    next_round = [{"round": 1, **reported(0, loss=2.0, **band)}, {"round": 2, **reported(10)},
+                  {"round": 2, **reported(20, loss=2.0, **band)}]  # fmt: skip
+    drawn = results(next_round, [])
+    assert drawn is not None
+    assert [len(curve.lines) for curve in drawn.curves] == [1], "it was only not reported yet"
 
 
 def test_skipped_data_are_a_span_from_the_first_of_their_steps_to_the_roll_back() -> None:

@@ -1,8 +1,10 @@
 """The results of steps on the page of a job: loss and gradient norm, their bands, and marks."""
 
+from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from operator import itemgetter
 from statistics import median
 from typing import Any
 
@@ -21,10 +23,12 @@ class ResultCurve:
     """One result over time, with the band in which it was expected."""
 
     title: str
-    points: str
+    lines: Sequence[str]
+    """The points of each part; between two parts there was no number."""
     band: str
     """The outline of the band; empty where none is reported."""
-    last: float
+    last: float | None
+    """None if the last one is not a number."""
     low: float
     high: float
     top: float
@@ -90,8 +94,11 @@ def results(
 
     placed = {name: [(place(at), value) for at, value in sorted(rows)]
               for name, rows in values.items()}  # fmt: skip
+    gaps = {name: [place(at) for at in _without(name, progress)] for name, _ in _SHOWN}
     curves = [
-        _curve(name, title, placed) for name, title in _SHOWN if len(placed.get(name, ())) > 1
+        _curve(name, title, placed, gaps[name])
+        for name, title in _SHOWN
+        if len(placed.get(name, ())) > 1
     ]
     skipped = [
         _span(place(since), place(until), text)
@@ -108,8 +115,25 @@ def results(
     return DrawnResults(began, ended, curves, [*skipped, *marks]) if curves else None
 
 
+def _without(name: str, progress: Sequence[Mapping[str, Any]]) -> Iterator[datetime]:
+    """When a result was not a number: a report has no such value, and an earlier one of its round.
+
+    Of what a script has reported once, each later report has the newest value.
+    """
+    times = [(moment(report.get("at")), report) for report in progress]
+    rounds = set()
+    for at, report in sorted(((at, report) for at, report in times if at), key=itemgetter(0)):
+        if any(value["name"] == name for value in report.get("values") or ()):
+            rounds.add(report.get("round"))
+        elif report.get("round") in rounds:
+            yield at
+
+
 def _curve(
-    name: str, title: str, placed: Mapping[str, Sequence[tuple[float, float]]]
+    name: str,
+    title: str,
+    placed: Mapping[str, Sequence[tuple[float, float]]],
+    gaps: Sequence[float],
 ) -> ResultCurve:
     rows = placed[name]
     lower, upper = placed.get(f"{name}_low", ()), placed.get(f"{name}_high", ())
@@ -125,7 +149,11 @@ def _curve(
         )
 
     band = f"{points(lower)} {points(upper[::-1])}" if min(len(lower), len(upper)) > 1 else ""
-    return ResultCurve(title, points(rows), band, rows[-1][1], low, high, top)
+    parts: dict[int, list[tuple[float, float]]] = {}
+    for x, value in rows:
+        parts.setdefault(bisect(gaps, x), []).append((x, value))
+    last = None if gaps and gaps[-1] >= rows[-1][0] else rows[-1][1]
+    return ResultCurve(title, [*map(points, parts.values())], band, last, low, high, top)
 
 
 def _mark(kind: str, x: float, text: str) -> NumericsMark:
