@@ -8,7 +8,9 @@ import pytest
 from everstep.messages import (
     CasesDocument,
     ErrorRecord,
+    IncidentClosed,
     IncidentOpened,
+    Ledger,
     NumericsJudged,
     OutsideAct,
 )
@@ -151,6 +153,28 @@ async def test_a_result_of_a_fault_on_purpose_blames_nobody(
     found = await judged(case(trigger="numerics", results=(result(**fields),), outside=(act,)), {})
     assert found.cause == cause
     assert bool(found.nodes) == (cause != "injected")
+
+
+async def test_what_ranks_compute_after_a_move_is_about_the_round_that_they_left() -> None:
+    """Also if that incident is over: the first step of the next round may be reported sooner."""
+    cases = JobCases("j", CasesDocument())
+    cases.take(formed())
+    cases.take(opened("i1", "agent/n0"))
+    cases.take(result("correct_but_unexpected", incident="i1"))
+    cases.take(opened("i2", "rendezvous"))
+    cases.take(formed(round_=2))
+    end: dict[str, Any] = {"outcome": "recovered", "reason": "r", "ledger": Ledger()}
+    cases.take(IncidentClosed(**about(), id="closed", incident="i2", **end))
+    moved = result("persistent", id="j2", incident="i1", round=2, moved_from=1, ranks=(2, 3))
+    assert cases.take(moved) == "i2", "judge it again"
+    assert cases.take(moved) is None
+    left = cases.case("i2")
+    assert left is not None
+    assert [it.kind for it in left.results] == ["persistent"]
+    found = await judged(left, {})
+    assert (found.cause, found.ranks, found.nodes) == ("gpu", (2, 3), ("n1",))
+    cases.take(opened("i3", "rendezvous", round=2, trigger="rank_exited"))
+    assert [it.incident for it in cases.cases if it.round == 2 and it.results] == []
 
 
 @pytest.mark.parametrize("round_", [1, 2])

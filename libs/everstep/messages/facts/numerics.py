@@ -134,6 +134,9 @@ class NumericsJudged(NumericsFact, frozen=True, kw_only=True, tag="numerics_judg
     of a batch of a loader whose samples have no position."""
     samples_to: Count | None = None
     """The position after its last data."""
+    moved_from: Count | None = None
+    """The round in which these ranks had that result, if they have moved to other nodes since, and
+    computed the step again there."""
 
 
 class NumericsActed(NumericsFact, frozen=True, kw_only=True, tag="numerics_acted.v1"):

@@ -106,6 +106,8 @@ class NumericsRecorder:
                     return [fact]
                 self._unjudged.add(key)
                 return self._opened(fact, fact.reason, ranks[0] if len(ranks) == 1 else fact.rank)
+            case NumericsJudged(moved_from=int()):
+                return [fact]  # the end of that round has its incident
             case NumericsJudged():
                 if self._open is not None:
                     self._open.reason = fact.reason

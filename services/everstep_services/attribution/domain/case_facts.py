@@ -369,16 +369,19 @@ class JobCases:
         return self._changed(replace(case, outside=with_part(case.outside, act, _SIGNS_MOST)))
 
     def _result_judged(self, fact: NumericsJudged) -> str | None:
-        case = self._of(fact.round, fact.incident)
-        if any(result.id == fact.id for result in case.results):
+        if any(result.id == fact.id for case in self._document.cases for result in case.results):
             return None
         short = replace(
             fact, reason=beginning(fact.reason, TEXT_MOST), ranks=fact.ranks[:_SIGNS_MOST]
         )
-        changed = self._changed(replace(case, results=(*case.results, short)[-_RESULTS_MOST:]))
+        changed, incident = None, None
+        if fact.moved_from is None:
+            case = self._of(fact.round, fact.incident)
+            incident = case.incident
+            changed = self._changed(replace(case, results=(*case.results, short)[-_RESULTS_MOST:]))
         ended = [it for it in self.cases if it.trigger == NUMERICS and not it.is_of_agent]
         of_round = next((it for it in reversed(ended) if is_about(it, fact)), None)
-        if of_round is None or of_round.incident == case.incident:
+        if of_round is None or of_round.incident == incident:
             return changed
         return self._changed(replace(of_round, results=(short,)))
 

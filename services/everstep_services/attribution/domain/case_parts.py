@@ -83,6 +83,8 @@ def is_about(case: Case, fact: NumericsJudged) -> bool:
 
     They may have moved to judge it in a later round, which has made no step yet.
     """
+    if fact.moved_from is not None:
+        return case.round == fact.moved_from
     return case.round == fact.round or (case.round < fact.round and case.outcome != "recovered")
 
 

@@ -107,6 +107,14 @@ def test_a_training_that_stays_nan_opens_one_incident_a_round(recorder: Numerics
     assert kinds(following) == [IncidentClosed, NumericsSuspected]
 
 
+def test_a_result_of_the_round_that_ranks_left_opens_no_incident_in_the_next(
+    recorder: NumericsRecorder,
+) -> None:
+    assert kinds(heard(recorder, "judged", JUDGED | {"moved_from": 1})) == [NumericsJudged]
+    assert kinds(heard(recorder, "acted", ACTED | {"action": "observe"})) == [NumericsActed]
+    assert recorder.ends() == []
+
+
 def test_correct_results_blame_no_rank(recorder: NumericsRecorder) -> None:
     opened, judged = heard(recorder, "judged", JUDGED | {"kind": "correct_but_unexpected"})
     assert isinstance(opened, IncidentOpened)
