@@ -70,6 +70,7 @@ class Session:
         """Whether timing on the accelerator was ever begun; after a failure it does not restart."""
         self._kernels: KernelTrace | None = None
         self._trackers: list[Tracker] = []
+        self._endings: list[Callable[[], object]] = []
         self._table.progress(monotonic())
 
     @property
@@ -230,6 +231,7 @@ class Session:
         unexpected: "Action | None" = None,
         not_reproducible: "Action | None" = None,
         replica: "Action | None" = None,
+        refused: 'Literal["observe", "stop"]' = "observe",
         budget: int = 3,
         elsewhere: 'Literal["report", "move"]' = "report",
     ) -> "Numerics":
@@ -246,8 +248,10 @@ class Session:
         What is done about a result of the kind `transient`, `persistent`, `unexpected`,
         `not_reproducible` or `replica`: `observe`, `again` (only `transient`, and its default in
         `validate_results`), `rollback`, `skip`, `exclude` or `stop`; in the whole job `budget`
-        times at most. A way back needs the `checkpointer`, or the folder `root` of the checkpoints.
-        With `elsewhere="move"` the ranks continue on other nodes where only these can tell.
+        times at most. If an action cannot be taken, the training goes on, or ends with
+        `refused="stop"`. A way back needs the `checkpointer`, or the folder `root` of the
+        checkpoints. With `elsewhere="move"` the ranks continue on other nodes where only these can
+        tell.
         """
         choices = dict(locals())
         del choices["self"]
@@ -296,6 +300,9 @@ class Session:
 
     def close(self) -> None:
         """Close the session: the training is over, and the process is about to exit."""
+        endings, self._endings = self._endings, []
+        for end in endings if not self._has_seen_stop else ():
+            end()
         for tracker in self._trackers:
             tracker.close()
         self._trackers.clear()
@@ -322,8 +329,13 @@ class Session:
         for tracker in self._trackers:
             tracker.mark(name, step)
 
+    def _at_close(self, ending: "Callable[[], object]") -> None:
+        """Call this at the good end of a training that was not asked to stop."""
+        self._endings.append(ending)
+
     def _detach(self) -> None:
         """Write to private memory from now on: this process is not the rank."""
+        self._endings.clear()
         self._link.detach()
         self._words = self._link.words
         self._seconds = seconds_of(self._words)
@@ -341,6 +353,8 @@ class Session:
         error: "BaseException | None",
         trace: "TracebackType | None",
     ) -> None:
+        if kind is not None:
+            self._endings.clear()
         self.close()
 
     def _first_step(self, number: int | None, now: float) -> int:

@@ -119,7 +119,10 @@ def test_a_node_that_computes_wrongly_each_time_leaves_for_the_spare(cluster: Cl
 
 @pytest.mark.parametrize("nodes", [2, 3])
 def test_ranks_move_where_only_another_device_can_tell(cluster: Cluster, nodes: int) -> None:
-    """With a spare, the node that computes wrongly is left out; without, it has another rank."""
+    """With a spare, the node that computes wrongly is left out; without, it has another rank.
+
+    There the step is made again, so that the first node is named.
+    """
     training = Training(cluster, nodes, spares=nodes - 2, is_alone=True, elsewhere="move")
     assert training.harm()["kind"] == "correct_but_unexpected"
     (cluster.folder / "wrong").unlink()
@@ -129,8 +132,30 @@ def test_ranks_move_where_only_another_device_can_tell(cluster: Cluster, nodes: 
     assert cluster.state()["restarts"] == 0
     incident = cluster.own_incident()
     assert (incident["trigger"], incident["outcome"]) == ("numerics", "recovered")
+    bad = training.nodes[1]
+    first, second = cluster.until_facts("numerics_judged", has(2))
+    assert (second["kind"], second["ranks"], second["node"]) == ("persistent", [1], bad)
+    assert (second["case"], second["moved_from"]) == (first["case"], 1)
+    verdict = cluster.until_fact(
+        "verdict_reached",
+        lambda it: (it["incident"], it["kind"]) == (incident["incident"], "silent_corruption"),
+    )
+    assert (verdict["cause"], verdict["culprit_nodes"]) == ("host", [bad])
+    assert of_health(cluster, "node_suspected", bad)["strikes"] == 1
+    assert f"rank 1 had loss nan on {bad}, and has" in training.told()
     cluster.finish()
     cluster.until_done()
+
+
+def test_a_result_that_is_the_same_on_other_nodes_is_not_a_device_s(cluster: Cluster) -> None:
+    choices: dict[str, Any] = {"is_alone": True, "elsewhere": "move", "unexpected": "stop"}
+    training = Training(cluster, 2, node="", **choices)
+    training.harm()
+    assert [agent.wait(WITHIN_S) for agent in training.agents] == [93, 93]
+    judged = cluster.until_facts("numerics_judged", has(2))
+    assert {it["kind"] for it in judged} == {"correct_but_unexpected"}
+    assert "and has the same on" in judged[1]["reason"]
+    assert [it["action"] for it in cluster.facts("numerics_acted")] == ["move", "stop"]
 
 
 def test_a_job_that_stops_for_a_result_is_not_brought_back(cluster: Cluster) -> None:

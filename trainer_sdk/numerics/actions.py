@@ -1,10 +1,14 @@
 """What is done about a step, as the policy wants it; and the reports about it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
+import msgspec
+
+from trainer_sdk.checkpoint.job_context import read_job_context
+from trainer_sdk.environment import environ
 from trainer_sdk.numerics.agreement import RankPlace
 from trainer_sdk.numerics.data import Batches
 from trainer_sdk.numerics.events import (
@@ -15,10 +19,11 @@ from trainer_sdk.numerics.events import (
     finite,
     listed,
 )
-from trainer_sdk.numerics.judgement import RankResults, ResultJudgement
+from trainer_sdk.numerics.judgement import RankResults, ResultComparison, ResultJudgement
+from trainer_sdk.numerics.moved import judged_after_move, kept_step, unexpected_of
 from trainer_sdk.numerics.policy import NumericsAct, NumericsPolicy
 from trainer_sdk.numerics.rollback import Rollback, record
-from trainer_sdk.numerics.skips import Positions
+from trainer_sdk.numerics.skips import ActRecord, Positions
 from trainer_sdk.numerics.statistics import Signal, UnexpectedResult
 
 Outcome = Literal["done", "observed", "refused"]
@@ -77,6 +82,8 @@ class NumericsActions:
         self._batches = batches
         self._reporter = reporter
         self._world_size = world_size
+        self.is_over = False
+        """Whether the loop has ended, so that nobody would take batches again."""
 
     def act(
         self,
@@ -85,10 +92,12 @@ class NumericsActions:
         *,
         is_judged: bool,
         put_back: Callable[[], None],
+        results: Sequence[RankResults] = (),
     ) -> StepDecision:
         """Do what the policy wants; `put_back` makes the state as it was before the step.
 
-        Without `is_judged` nothing was run again, and merely observing is not reported.
+        Without `is_judged` nothing was run again, and merely observing is not reported. A move
+        keeps the results.
         """
         acts = self._rollback.skips.acts
         wanted = self._policy.action(judgement.kind)
@@ -103,36 +112,61 @@ class NumericsActions:
             ],
             taken=len(acts),
         )
+        if act.refused is not None:
+            return self._refused(doubt, act, act.reason, act.refused)
         if act.action == "observe":
-            if is_judged or wanted != "observe":
-                outcome: Outcome = "observed" if wanted == "observe" else "refused"
-                self._report(doubt, act, outcome, action=wanted)
+            if is_judged:
+                self._report(doubt, act, "observed")
             return StepDecision(is_accepted=True)
         if act.action in ("again", "move"):
             put_back()
-        return self._do(doubt, act, judgement.ranks)
+        return self._do(doubt, act, judgement.ranks, results)
 
-    def _do(self, doubt: StepCase, act: NumericsAct, ranks: Sequence[int]) -> StepDecision:
+    def _do(
+        self,
+        doubt: StepCase,
+        act: NumericsAct,
+        ranks: Sequence[int],
+        results: Sequence[RankResults] = (),
+    ) -> StepDecision:
         made = record(doubt.case, act.action, doubt.step, act.reason, before_step=doubt.moved_at)
         if act.action in ("rollback", "skip"):
             return self._go_back(doubt, act)
         if act.action == "exclude":
             report = partial(self._report, doubt, act, "done")
             if refusal := self._rollback.exclude(made, ranks, report):
-                self._report(doubt, act, "refused", reason=refusal)
+                return self._refused(doubt, act, refusal)
             return StepDecision(is_accepted=True)
         self._report(doubt, act, "done")  # the next two end the ranks
         if act.action == "stop":
             self._rollback.stop(made)
         if act.action == "move":
+            kept = kept_step(doubt.unexpected, results, read_job_context(environ).round)
+            if kept is None:
+                self._reporter.warn(
+                    "the step cannot be compared after the move: give compute(function, batch), or "
+                    "batches with a position"
+                )
+            made = msgspec.structs.replace(made, kept=kept)
             refusal = self._rollback.move(made, doubt.present - 1, ranks)
-            self._report(doubt, act, "refused", reason=refusal)
+            self._refused(doubt, act, refusal)
         return StepDecision(is_accepted=False)
+
+    def _refused(
+        self, doubt: StepCase, act: NumericsAct, refusal: str, action: str = ""
+    ) -> StepDecision:
+        """The training goes on with the result as it is, or ends if that is the policy."""
+        self._report(doubt, act, "refused", action=action, reason=refusal)
+        if self._policy.refused == "stop":
+            reason = f'refused="stop": {refusal}'
+            self._do(doubt, NumericsAct("stop", None, act.span, reason), ())
+        return StepDecision(is_accepted=True)
 
     def _go_back(self, doubt: StepCase, act: NumericsAct) -> StepDecision:
         if self._batches is None:
-            self._report(doubt, act, "refused", reason="the batches are not those of numerics")
-            return StepDecision(is_accepted=True)
+            return self._refused(doubt, act, "the batches are not those of numerics")
+        if self.is_over and self._rollback.is_in_place:
+            return self._refused(doubt, act, "the loop of the training has ended")
         result = self._rollback.back_to(
             act.before_step or doubt.moved_at,
             self._batches,
@@ -144,10 +178,51 @@ class NumericsActions:
             before_restart=partial(self._report, doubt, act, "done"),
         )
         if result.to_step is None:
-            self._report(doubt, act, "refused", reason=result.refusal)
-            return StepDecision(is_accepted=True)
+            return self._refused(doubt, act, result.refusal)
         self._report(doubt, act, "done", to_step=result.to_step)
         return StepDecision(is_accepted=False, to_step=result.to_step)
+
+    def act_after_move(  # noqa: PLR0913 - both rounds
+        self,
+        doubt: StepCase,
+        judgement: ResultJudgement | None,
+        moved: ActRecord,
+        results: Sequence[RankResults],
+        comparison: ResultComparison,
+        places: Sequence[RankPlace],
+        put_back: Callable[[], None],
+    ) -> StepDecision | None:
+        """Compare a step with that of the round before, report, and do what the policy wants.
+
+        `results` and `places` are of the present round. None if nothing can be compared, or the
+        judgement of the present round has found something already.
+        """
+        kept = moved.kept
+        if kept is None or (judgement and judgement.kind != "correct_but_unexpected"):
+            self._rollback.skips.compared()
+            return None
+        compared = judged_after_move(kept, results, comparison)
+        if isinstance(compared, str):
+            self._reporter.warn(f"step {moved.step}, from before the move, stays open: {compared}")
+            self._rollback.skips.compared()
+            return None
+        unexpected = doubt.unexpected or unexpected_of(kept)
+        doubt = replace(doubt, case=moved.case, unexpected=unexpected)
+        judgement = compared.judgement
+        named = places if compared.is_present else compared.places
+        moved_from = None if compared.is_present else kept.round
+        self.report_judgement(doubt, judgement, compared.results, named, moved_from)
+        self._rollback.skips.compared()
+        if judgement.kind == "persistent":
+            odd = {(named[rank].node, named[rank].device) for rank in judgement.ranks}
+            there = [rank for rank, it in enumerate(places) if (it.node, it.device) in odd]
+            if not there and self._policy.persistent == "exclude":
+                reason = "it has no rank of the training any more"
+                self._report(doubt, NumericsAct("exclude", None, None, reason), "done")
+                return StepDecision(is_accepted=True)
+            ranks = tuple(there[:1] if len(odd) == 1 else there)
+            judgement = replace(judgement, ranks=ranks)
+        return self.act(doubt, judgement, is_judged=True, put_back=put_back)
 
     def report_suspicion(self, doubt: StepCase) -> None:
         """Report the unexpected result."""
@@ -176,8 +251,12 @@ class NumericsActions:
         judgement: ResultJudgement,
         results: Sequence[RankResults],
         places: Sequence[RankPlace],
+        moved_from: int | None = None,
     ) -> None:
-        """Report the judgement, with the place and the results of the first rank that it names."""
+        """Report the judgement, with the place and the results of the first rank that it names.
+
+        `moved_from` is the round of these places, if the ranks have moved since.
+        """
         place = places[judgement.ranks[0]] if judgement.ranks else None
         shown = next((result for result in results if result.rank in judgement.ranks), None)
         samples = self._batches.position if self._batches else None
@@ -199,6 +278,7 @@ class NumericsActions:
                 elsewhere_by=shown.elsewhere_by if shown else None,
                 samples_from=begin,
                 samples_to=end,
+                moved_from=moved_from,
             )
         )
 

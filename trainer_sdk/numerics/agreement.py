@@ -59,6 +59,8 @@ class SentResults(msgspec.Struct, frozen=True, kw_only=True):
     elsewhere: "SentResult | None"
     elsewhere_of: int
     """The rank whose step that was."""
+    inputs: str = ""
+    """As of `RankResults`."""
 
 
 class SentResult(msgspec.Struct, frozen=True):
@@ -67,17 +69,18 @@ class SentResult(msgspec.Struct, frozen=True):
     loss: int
     norm: int | None
     hashes: tuple[int, ...]
+    passes: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, result: StepResult) -> "SentResult":
         """The same, ready to send."""
         norm = None if result.norm is None else bits(result.norm)
-        return cls(bits(result.loss), norm, result.hashes)
+        return cls(bits(result.loss), norm, result.hashes, result.passes)
 
     def read(self) -> StepResult:
         """The result."""
         norm = None if self.norm is None else number(self.norm)
-        return StepResult(number(self.loss), norm, self.hashes)
+        return StepResult(number(self.loss), norm, self.hashes, self.passes)
 
 
 class RankAgreement:

@@ -6,7 +6,7 @@ given again, and not passed over.
 """
 
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from trainer_sdk.checkpoint.data import PerRank, PositionedSampler
@@ -53,6 +53,8 @@ class Batches(Generic[Batch]):
         """Of a loader: how many passes the script has begun, with those before a restart."""
         self._epoch: int | None = None
         """The epoch that the script has set for its present pass."""
+        self.at_end: Callable[[], bool] = lambda: False
+        """Called when the batches of a pass are used up; whether there are more, after all."""
         if self._sampler is not None:
             self._sampler.skip(self._spans)
         elif self._loader is None and skips:
@@ -131,6 +133,8 @@ class Batches(Generic[Batch]):
                 try:
                     batch = next(self._source)
                 except StopIteration:
+                    if self.at_end():
+                        continue
                     return
                 given = _Given(batch, begin, self._at)
                 self._kept.append(given)

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from everstep.hashing import hash_of
 from trainer_sdk.numerics.agreement import RankAgreement, RankPlace
 from trainer_sdk.numerics.judgement import StepResult
 from trainer_sdk.numerics.replay import NO_BATCH, StepCall, recorded_run
-from trainer_sdk.numerics.snapshot import RandomStates, Snapshot, TrainingParts
+from trainer_sdk.numerics.replica_hash import bits_sum
+from trainer_sdk.numerics.snapshot import RandomStates, Snapshot, TrainingParts, local
 from trainer_sdk.sdk_log import warn_once
 
 
@@ -68,6 +70,31 @@ def computed_elsewhere(
             if other is not None and copy.shape == other.shape:
                 tensor.copy_(other)
     return recorded_run(parts, calls, inputs)
+
+
+def inputs_hash(
+    parts: TrainingParts, calls: Sequence[StepCall], before: Snapshot, data: object
+) -> str:
+    """A hash of all that a step's result depends on; empty if that is not known.
+
+    `data` is the position of its data, or None.
+    """
+    values: list[Any] = [data]
+    for call in calls:
+        batch = call.batch
+        given = pytree.tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
+        if data is None and not all(isinstance(leaf, _SENT) for leaf in given):
+            return ""
+        states = _packed(call.before)
+        values += [leaf for leaf in (*given, *states.values()) if isinstance(leaf, _SENT)]
+        values += [states["python"], states.get("numpy")]
+    buffers = (copy for _, _, _, copy in before.buffers)
+    values += [*parts.parameters(), *buffers]
+    hashed = [
+        (tuple(value.shape), int(bits_sum(local(value)))) if isinstance(value, Tensor) else value
+        for value in values
+    ]
+    return hash_of(repr(hashed).encode())
 
 
 def _encoded(calls: Sequence[StepCall], before: Snapshot) -> bytes:

@@ -54,6 +54,7 @@ class JudgedEvent(NumericsEvent, frozen=True, kw_only=True, omit_defaults=True):
     elsewhere_by: int | None = None
     samples_from: int | None = None
     samples_to: int | None = None
+    moved_from: int | None = None
 
 
 class ActedEvent(NumericsEvent, frozen=True, kw_only=True, omit_defaults=True):

@@ -2,7 +2,10 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
+
+import torch
 
 from trainer_sdk.numerics.agreement import (
     LocalView,
@@ -11,13 +14,16 @@ from trainer_sdk.numerics.agreement import (
     SentResult,
     SentResults,
     bits,
+    new_case,
     number,
     own_place,
 )
-from trainer_sdk.numerics.elsewhere import StepPeers, computed_elsewhere
-from trainer_sdk.numerics.judgement import RankResults, ResultJudgement, StepResult
+from trainer_sdk.numerics.double_check import DoubleCheck, odd_one
+from trainer_sdk.numerics.elsewhere import StepPeers, computed_elsewhere, inputs_hash
+from trainer_sdk.numerics.judgement import RankResults, ResultJudgement, decided
 from trainer_sdk.numerics.present_step import PresentStep
 from trainer_sdk.numerics.replay import deviation, loss_of, run_again
+from trainer_sdk.numerics.skips import Positions
 from trainer_sdk.numerics.snapshot import Snapshot, TrainingParts
 from trainer_sdk.numerics.statistics import UnexpectedResult
 from trainer_sdk.numerics.unsharded import data_parallel_ranks
@@ -31,11 +37,20 @@ _AGAIN = 1
 class StepExamination:
     """Runs steps again. All ranks make each call together."""
 
-    def __init__(self, parts: TrainingParts, agreement: RankAgreement, replicas: object) -> None:
+    def __init__(
+        self,
+        parts: TrainingParts,
+        agreement: RankAgreement,
+        replicas: object,
+        *,
+        keeps_inputs: bool = False,
+    ) -> None:
         self._parts = parts
         self._agreement = agreement
         self._replicas = replicas
         self._peers: StepPeers | None = None
+        self._keeps_inputs = keeps_inputs
+        """Whether the results may be compared with those of another round."""
 
     @property
     def places(self) -> Sequence[RankPlace]:
@@ -47,18 +62,20 @@ class StepExamination:
         """The ranks with the same part of the model as this one."""
         return data_parallel_ranks(self._parts.modules, self._replicas)
 
-    def run(self, present: PresentStep, *, is_counted: bool = False) -> list[RankResults]:
+    def run(
+        self, present: PresentStep, data: Positions | None = None, *, is_counted: bool = False
+    ) -> list[RankResults]:
         """Run the step again, and return the results of all ranks; then all is as it was.
 
-        If it is only counted whether results differ, it is run again once, and not elsewhere.
+        `data` is its position, if that is known. If it is only counted whether results differ, the
+        step is run again once, and not elsewhere.
         """
         calls, before = present.calls, present.before
         assert before is not None
         parameters = list(self._parts.parameters())
         after = Snapshot(self._parts, parameters)
-        loss = loss_of(calls)
-        hashes, norm = present.own.read()
-        first = StepResult(0.0 if loss is None else loss, norm, hashes)
+        first = present.own.result(loss_of(calls))
+        inputs = inputs_hash(self._parts, calls, before, data) if self._keeps_inputs else ""
         again = [run_again(self._parts, calls, before)]
         apart = deviation(
             after.gradients, [parameter.grad for parameter in self._parts.parameters()]
@@ -75,8 +92,30 @@ class StepExamination:
             deviation=bits(apart),
             elsewhere=None if elsewhere is None else SentResult.of(elsewhere),
             elsewhere_of=peers.source if peers.shift else 0,
+            inputs=inputs,
         )
         return joined_results(self._agreement.ranks.gather(sent, SentResults), peers)
+
+    def told_apart(
+        self, present: PresentStep, judgement: ResultJudgement, results: Sequence[RankResults]
+    ) -> ResultJudgement:
+        """The judgement about one rank of several, if double precision tells; else as it is."""
+        assert present.before is not None
+        after = Snapshot(self._parts, list(self._parts.parameters()))
+        check = DoubleCheck(self._parts.modules)
+        with check.recorded():
+            run_again(self._parts, present.calls, present.before)
+        after.put_back()
+        gathered = self._agreement.ranks.gather([*map(bits, check.deviations)], list[int])
+        named = judgement.ranks
+        pairs = {
+            (result.rank, result.elsewhere_by)
+            for result in results
+            if result.rank in named and result.elsewhere_by in named
+        }
+        apart = [odd_one({rank: [*map(number, gathered[rank])] for rank in pair}) for pair in pairs]
+        odd = {rank for rank in apart if rank is not None}
+        return decided(judgement, odd.pop(), results) if len(odd) == 1 else judgement
 
     def _found_peers(self) -> StepPeers:
         if self._peers is None:
@@ -98,7 +137,7 @@ def joined_results(gathered: Sequence[SentResults], peers: StepPeers) -> list[Ra
         first = sent.first.read()
         again = tuple(result.read() for result in sent.again)
         if again[0].norm is not None and (first.norm is None or is_unseen):
-            first = StepResult(first.loss, again[0].norm * (1 + apart), first.hashes)
+            first = replace(first, norm=again[0].norm * (1 + apart))
         by, elsewhere = next(
             (
                 (other, result.elsewhere)
@@ -117,6 +156,7 @@ def joined_results(gathered: Sequence[SentResults], peers: StepPeers) -> list[Ra
                 elsewhere=None if elsewhere is None else elsewhere.read(),
                 elsewhere_by=by,
                 replica=peers.replica(rank),
+                inputs=sent.inputs,
             )
         )
     return joined
@@ -135,6 +175,31 @@ class JudgementNews:
         self._times = self._times + 1 if last == self._last else 1
         self._last = last
         return last is not None and self._times <= ALIKE_MOST
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """An unexpected result that this rank has seen."""
+
+    step: int
+    unexpected: UnexpectedResult
+
+
+def local_view(step: int, sighting: Sighting | None, calls: int, usual_loss: float) -> LocalView:
+    """What this rank tells the others of a step."""
+    seen = sighting.unexpected if sighting else None
+    return LocalView(
+        case=new_case(),
+        step=step if sighting is None else sighting.step,
+        signal=seen.signal if seen else "",
+        value=bits(seen.value) if seen else 0,
+        low=bits(seen.low) if seen and seen.low is not None else None,
+        high=bits(seen.high) if seen and seen.high is not None else None,
+        moved_at=seen.moved_at if seen else 0,
+        calls=calls,
+        usual_loss=bits(usual_loss),
+        is_exact=torch.are_deterministic_algorithms_enabled(),
+    )
 
 
 def chosen_result(views: list[LocalView]) -> UnexpectedResult | None:

@@ -6,10 +6,11 @@ All ranks have all results, and come to the same judgement.
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final, Literal, get_args
 
+from trainer_sdk.numerics.stages import first_to_differ
 from trainer_sdk.numerics.statistics import UnexpectedResult
 
 Kind = Literal[
@@ -44,6 +45,8 @@ class StepResult:
     norm: float | None
     hashes: tuple[int, ...]
     """Of the gradients, by parameter group; empty if not known, or not of the same sums."""
+    passes: tuple[int, ...] = ()
+    """As of `ModulePasses`, where ranks may need each other's results; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,8 @@ class RankResults:
     replica: int | None = None
     """Equal on ranks whose computation of a step depends on each other's, as stages of a pipeline
     do; None for a rank that depends on none."""
+    inputs: str = ""
+    """A hash of all that the results depend on; empty if that is not known."""
 
     @property
     def computer(self) -> _Computer:
@@ -100,12 +105,24 @@ def judge(
     Otherwise differences are relative to the result, or to `usual_loss` if that is larger.
     """
     results = sorted(results, key=lambda result: result.rank)
-    comparison = _Comparison(results, groups, rounding, usual_loss)
+    comparison = ResultComparison(results, groups, rounding, usual_loss)
     return (
         _not_reproduced(results, comparison)
         or _differs_elsewhere(unexpected, results, comparison)
         or _reproduced(unexpected, results)
     )
+
+
+def decided(
+    judgement: ResultJudgement, rank: int, results: Sequence[RankResults]
+) -> ResultJudgement:
+    """The judgement about this one of its ranks: its device is wrong by its own measure, too."""
+    named = next(result for result in results if result.rank == rank)
+    reason = (
+        f"rank {rank} on {_device(named)} computes something else than another device does, and "
+        f"than itself in double precision: it has {_values(named)} (rank {named.elsewhere_by})"
+    )
+    return replace(judgement, ranks=(rank,), reason=reason)
 
 
 def odd_one_out(
@@ -131,7 +148,7 @@ def odd_one_out(
     return ResultJudgement("replica_differs", ranks, group, f"{text}, first in {group}")
 
 
-class _Comparison:
+class ResultComparison:
     """Tells results apart by more than rounding does."""
 
     def __init__(
@@ -188,6 +205,10 @@ class _Comparison:
         Of a replica that several ranks compute, a later stage has the loss of an earlier one's
         fault, and an earlier one the gradients of a later one's.
         """
+        if all(result.again[0].passes == result.again[-1].passes for result in results):
+            first = first_to_differ({each.rank: (each.first, each.again[0]) for each in results})
+            if first:
+                return tuple(sorted(first))
         parts = [
             tuple(
                 result.rank
@@ -202,6 +223,17 @@ class _Comparison:
         computers = {result.computer for result in results if result.rank in ranks}
         return tuple(result.rank for result in results if result.computer in computers)
 
+    def odd_stage(
+        self, culprits: Iterable[RankResults], asked: Iterable[tuple[RankResults, StepResult]]
+    ) -> list[RankResults]:
+        """Return those whose part of a step is the first that differs elsewhere, if known."""
+        if not self._is_exact:
+            return []  # rounding differs from device to device
+        pairs = {result.rank: (result.reproduced, elsewhere) for result, elsewhere in asked}
+        first = first_to_differ(pairs)
+        others = {result.elsewhere_by for result, _ in asked if result.rank in first}
+        return [result for result in culprits if result.rank in first | others]
+
     def _repeated(self, result: RankResults) -> float:
         if len(result.again) < 2:
             return 0.0
@@ -215,7 +247,7 @@ class _Comparison:
 
 
 def _not_reproduced(
-    results: Sequence[RankResults], comparison: _Comparison
+    results: Sequence[RankResults], comparison: ResultComparison
 ) -> ResultJudgement | None:
     unstable = comparison.irreproducible(results)
     if unstable:
@@ -240,14 +272,18 @@ def _not_reproduced(
         return None
     group = comparison.first_group((result.first, result.again[0]) for result in changed)
     ranks = comparison.local_ranks(changed, results)
-    shown = next(result for result in changed if not ranks or result.rank in ranks)
-    where = f"{_shown(ranks)} on {_device(shown)}" if ranks else "a rank that is not known"
-    reason = f"the result of {where} was not reproduced: {_values(shown)}"
+    named = next((result for result in results if result.rank in ranks), None)
+    shown = next((result for result in changed if result.rank in ranks), changed[0])
+    where = f"{_shown(ranks)} on {_device(named)}" if named else "a rank that is not known"
+    whose = f"rank {shown.rank} has " if named not in (shown, None) else ""
+    reason = f"the result of {where} was not reproduced: {whose}{_values(shown)}"
     return ResultJudgement("transient", ranks, group, reason)
 
 
 def _differs_elsewhere(
-    unexpected: UnexpectedResult | None, results: Sequence[RankResults], comparison: _Comparison
+    unexpected: UnexpectedResult | None,
+    results: Sequence[RankResults],
+    comparison: ResultComparison,
 ) -> ResultJudgement | None:
     asked = [(result, result.elsewhere) for result in results if result.elsewhere is not None]
     differing = [
@@ -266,6 +302,7 @@ def _differs_elsewhere(
         return ResultJudgement("not_reproducible_and_not_local", (), "", reason)
     suspects = suspects or {computer for pair in pairs for computer in pair if computer}
     culprits = [result for result in results if result.computer in suspects]
+    culprits = comparison.odd_stage(culprits, asked) or culprits
     group = comparison.first_group((result.reproduced, other) for result, other in differing)
     ranks = tuple(result.rank for result in culprits)
     pair = next((pair for pair in differing if pair[0].rank in ranks), differing[0])[0]
@@ -301,7 +338,7 @@ def _implausible(
     votes: Counter[_Computer] = Counter()
     for result, elsewhere in differing:
         here, there = (
-            _is_plausible(unexpected, values) for values in (result.reproduced, elsewhere)
+            is_plausible(unexpected, values) for values in (result.reproduced, elsewhere)
         )
         computer = result.computer if there else _computer_elsewhere(result, computers)
         if here != there and computer:
@@ -316,7 +353,7 @@ def _reproduced(
     if unexpected is None:
         return None
     is_open = all(result.elsewhere is None for result in results)
-    odd = [result for result in results if not _is_plausible(unexpected, result.first)]
+    odd = [result for result in results if not is_plausible(unexpected, result.first)]
     ranks = tuple(result.rank for result in odd)
     place = "here" if is_open else "here and on another device"
     shown = odd[0] if odd else results[0]
@@ -326,7 +363,8 @@ def _reproduced(
     return ResultJudgement("correct_but_unexpected", ranks, "", reason, is_open)
 
 
-def _is_plausible(unexpected: UnexpectedResult | None, result: StepResult) -> bool:
+def is_plausible(unexpected: UnexpectedResult | None, result: StepResult) -> bool:
+    """Whether a rank's own result is finite, and within the band of an unexpected one."""
     if not math.isfinite(result.loss) or not math.isfinite(result.norm or 0.0):
         return False
     if unexpected is None or unexpected.low is None or unexpected.high is None:

@@ -1,16 +1,16 @@
 """`Numerics`, the class that decides which steps of a training count."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
 from itertools import chain
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args
+from weakref import WeakMethod
 
-import torch
+import torch.distributed as dist
 
 from trainer_sdk.checkpoint import arguments
 from trainer_sdk.numerics.actions import NumericsActions, StepCase, StepDecision
-from trainer_sdk.numerics.agreement import LocalView, RankAgreement, bits, new_case, number
+from trainer_sdk.numerics.agreement import LocalView, RankAgreement, new_case, number
 from trainer_sdk.numerics.choices import check_objects, check_ways_back, useless
 from trainer_sdk.numerics.data import Batches
 from trainer_sdk.numerics.determinism import DeterminismCounts
@@ -18,15 +18,23 @@ from trainer_sdk.numerics.events import NumericsReporter
 from trainer_sdk.numerics.examination import (
     ALIKE_MOST,
     JudgementNews,
+    Sighting,
     StepExamination,
     chosen_result,
+    local_view,
 )
-from trainer_sdk.numerics.judgement import ROUNDING, ResultJudgement, judge
+from trainer_sdk.numerics.judgement import ROUNDING, ResultComparison, ResultJudgement, judge
 from trainer_sdk.numerics.policy import Action, Mode, policy_of
-from trainer_sdk.numerics.present_step import PresentStep, StepNumbers, SuspectSteps
+from trainer_sdk.numerics.present_step import (
+    PresentStep,
+    StepNumbers,
+    SuspectSteps,
+    restored_statistics,
+    saved_statistics,
+)
 from trainer_sdk.numerics.replay import NO_BATCH
 from trainer_sdk.numerics.replica_hash import HASH_EVERY, ReplicaHash
-from trainer_sdk.numerics.rollback import Rollback
+from trainer_sdk.numerics.rollback import RestartNeededError, Rollback
 from trainer_sdk.numerics.snapshot import TrainingParts
 from trainer_sdk.numerics.statistics import ResultWatch, UnexpectedResult
 from trainer_sdk.numerics.values import StepReader, StepValues
@@ -71,6 +79,7 @@ class Numerics:
         unexpected: Action | None = None,
         not_reproducible: Action | None = None,
         replica: Action | None = None,
+        refused: Literal["observe", "stop"] = "observe",
         budget: int = 3,
         elsewhere: Literal["report", "move"] = "report",
     ) -> None:
@@ -89,6 +98,7 @@ class Numerics:
             unexpected=unexpected,
             not_reproducible=not_reproducible,
             replica=replica,
+            refused=refused,
         )
         check_objects(batches, replicas, checkpointer)
         if rollback is None:
@@ -101,6 +111,7 @@ class Numerics:
         self._counting = StepNumbers(session)
         self._suspects = SuspectSteps()
         self._asked: Any = None
+        owns_loop = rollback is None
         if rollback is None:
             rollback = Rollback(state, session, checkpointer=checkpointer, root=root)
         skips = "skip" in self._policy.by_kind.values()
@@ -109,23 +120,33 @@ class Numerics:
         self._batches: Batches[Any] | None = batches
         if self._is_on:
             self._begin(state, replicas, rollback)
+            if owns_loop:
+                self._mind_end(session, batches)
 
     def _begin(self, state: Mapping[str, Any], replicas: Any, rollback: Rollback) -> None:
         self._parts = TrainingParts(state)
-        self._present = PresentStep(self._parts)
         self._agreement = RankAgreement()
-        self._alike = 0
-        self._is_warned = False
-        self._seen: _Sighting | None = None
+        self._is_warned = self._is_late = False
+        self._seen: Sighting | None = None
         self._step_news, self._replica_news = JudgementNews(), JudgementNews()
+        self._steps = self._alike = 0
         self._hashed_at = self._equal_at = 0
         """The steps of the last hashes, and of the last hashes that were equal."""
         self._is_behind = self._mode == "observe" and self._agreement.ranks.size > 1
         """Whether ranks agree on a step while they make the next one: nothing is run again."""
-        self._examination = StepExamination(self._parts, self._agreement, replicas)
+        self._moved = rollback.skips.moved
+        """The act whose step is made again first, on other nodes than before."""
+        self._examination = StepExamination(
+            self._parts,
+            self._agreement,
+            replicas,
+            keeps_inputs=bool(self._moved) or self._policy.elsewhere == "move",
+        )
         ranks = self._agreement.ranks
+        self._parts.is_staged = ranks.size not in (1, len(self._examination.own_peers))
         names = chain.from_iterable(ranks.gather(self._parts.groups, list[str]))
         self._parts.name_groups(list(dict.fromkeys(names)))  # stages have different ones
+        self._present = PresentStep(self._parts)
         self._reporter = NumericsReporter(ranks.rank, self._session)
         if text := useless(self._policy, self._mode):
             self._reporter.warn(text)
@@ -136,7 +157,6 @@ class Numerics:
             )
         self._counts = DeterminismCounts(self._parts.groups)
         self._counted_at = monotonic()
-        self._steps = 0
         self._replicas = ReplicaHash(
             self._parts.named,
             self._parts.groups,
@@ -201,18 +221,21 @@ class Numerics:
         self._refuse(step - 1 if decision.to_step is None else decision.to_step, is_back=is_back)
         return False
 
-    def _decide(self, step: int, sighting: "_Sighting | None") -> StepDecision:
+    def _decide(self, step: int, sighting: Sighting | None) -> StepDecision:
         """Agree with the other ranks on what is seen, and act."""
         own = _UNEXPECTED if sighting is not None else 0
         if not self._replicas.is_ready():
             own |= _NOT_READY
+        if self._reader.is_late:
+            own |= _LATE
         if self._is_behind:
             agreed = self._agreement.begun()
             self._agreement.begin(own)
             sighting, self._seen = self._seen, sighting
         else:
-            agreed = self._agreement.joined(own | (_LATE if self._reader.is_late else 0))
+            agreed = self._agreement.joined(own)
             self._is_behind = bool(agreed & _LATE)
+        self._is_late = bool(agreed & _LATE)
         decision = _ACCEPTED
         replicas = self._replicas
         if replicas.is_pending and not agreed & _NOT_READY:
@@ -228,13 +251,46 @@ class Numerics:
                 decision = self._examine(step, sighting)
         return decision
 
+    def _mind_end(self, session: "Session", batches: Batches[Any] | None) -> None:
+        """Decide on the last steps, too; neither the session nor the batches keep this object."""
+        over, ends = WeakMethod(self._session_over), WeakMethod(self._ends_pass)
+        session._at_close(lambda: (end := over()) and end())  # noqa: SLF001 - one package
+        if batches is not None:
+            batches.at_end = lambda: bool((end := ends()) and end())
+
     def finish(self) -> None:
-        """Decide on the last steps, and compare replicas; for loops that go back by a restart."""
+        """Decide on the last steps, and compare replicas, after a loop that was left by a `break`.
+
+        All ranks call it. A training that goes back in place cannot do so any more.
+        """
         if self._is_on and self._steps:
-            step = self._counting.next_step() - 1
-            self._decide(step, self._look(self._reader.arrived(waits=True)))
-            self._decide(step, None)  # where ranks agree a step later
-            self._act_on_replicas(step, self._replicas.compared_now())
+            self._actions.is_over = True
+            self._ends_pass()
+            self._act_on_replicas(self._counting.next_step() - 1, self._replicas.compared_now())
+
+    def _ends_pass(self) -> bool:
+        """Decide on the steps that the ranks have not agreed on; whether the training went back."""
+        if not self._steps or not self._is_behind:
+            return False
+        step, arrived = self._counting.next_step() - 1, self._reader.arrived(waits=True)
+        decision = self._decide(step, self._look(arrived))
+        if decision.is_accepted and self._is_late:
+            decision = self._decide(step, None)
+        if decision.to_step is not None:
+            self._refuse(decision.to_step, is_back=True)
+            return True
+        for values in arrived:
+            self._watch.learn(*values)
+        return False
+
+    def _session_over(self) -> None:
+        try:
+            if self._agreement.ranks.size == 1 or dist.is_initialized():
+                self.finish()
+        except RestartNeededError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the training is over, whatever it was
+            self._reporter.warn(f"the last steps are not decided: {type(error).__name__}: {error}")
 
     def leave(self) -> None:
         """Give up: others that wait for this rank get an error once it has dropped this object."""
@@ -244,15 +300,17 @@ class Numerics:
         """The statistics of this rank."""
         if not self._is_on:
             return {}
-        self._asked = (self._watch.state_dict() | {"suspect": self._suspects.state()},)
+        self._asked = (saved_statistics(self._watch, self._suspects),)
         return {self._key: self._asked}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with these statistics; they begin anew with another world size."""
         whole = state.get(self._key, self._asked) if self._is_on else self._asked
-        if whole is not self._asked:
-            self._watch.load_state_dict(whole[0])
-            self._suspects.load(whole[0]["suspect"])
+        if whole is self._asked:
+            return
+        self._watch, self._suspects, text = restored_statistics(whole)
+        if text:
+            self._reporter.warn(text)
 
     @property
     def _key(self) -> str:
@@ -260,10 +318,14 @@ class Numerics:
         return f"rank-{ranks.rank}-of-{ranks.size}"
 
     def _is_validated(self, step: int) -> bool:
-        if self._mode == "report_determinism_stats":
+        if self._mode == "report_determinism_stats" or self._is_moved(step):
             return True
         every = self._validate_every
         return self._mode == "validate_results" and every > 0 and step % every == 0
+
+    def _is_moved(self, step: int) -> bool:
+        """Whether the step is compared with what ranks computed before they moved."""
+        return self._moved is not None and not self._steps and step == self._moved.step
 
     def _is_hashed(self, step: int) -> bool:
         if not self._hash_every or step % self._hash_every:
@@ -280,14 +342,14 @@ class Numerics:
             return rate if isinstance(rate, float) else None
         return None
 
-    def _look(self, arrived: list[StepValues]) -> "_Sighting | None":
+    def _look(self, arrived: list[StepValues]) -> Sighting | None:
         for values in arrived:
             norm = values.grad_norm
             if self._parts.scalers and norm is not None and not norm < float("inf"):
                 norm = None  # a scaler of gradients looks for its scale so
             unexpected = self._watch.look(values.step, values.loss, norm, values.lr)
             if unexpected is not None:
-                return _Sighting(values.step, unexpected)
+                return Sighting(values.step, unexpected)
         return None
 
     def _accept(self, step: int, arrived: list[StepValues]) -> bool:
@@ -334,17 +396,21 @@ class Numerics:
         self._suspects.refused(made)
         self._present.clear()
 
-    def _examine(self, step: int, sighting: "_Sighting | None") -> StepDecision:
+    def _examine(self, step: int, sighting: Sighting | None) -> StepDecision:
         """Find out what computed the step's results, and act."""
-        views = self._agreement.ranks.gather(self._view(step, sighting), LocalView)
+        is_present = sighting is None or sighting.step == step
+        calls = len(self._present.calls) if is_present else 0
+        own = local_view(step, sighting, calls, self._watch.usual_loss)
+        views = self._agreement.ranks.gather(own, LocalView)
         doubt = self._doubt_of(step, views)
         self._alike = self._alike + 1 if doubt.ranks else 0
         if self._alike > ALIKE_MOST:
             self._warn_of_more(doubt.step)
             return _ACCEPTED
-        self._actions.report_suspicion(doubt)
-        calls = {view.calls for view in views}
-        if len(calls) > 1 or not min(calls) or self._present.before is None:
+        if not self._is_moved(step):
+            self._actions.report_suspicion(doubt)
+        every = {view.calls for view in views}
+        if len(every) > 1 or not min(every) or self._present.before is None:
             return self._act_unjudged(doubt)
         replicas = self._replicas
         if replicas.has_replicas:  # with other parameters its results are others, too
@@ -352,20 +418,39 @@ class Numerics:
             decision = self._act_on_replicas(step, replicas.compared_now())
             if decision is not None:
                 return decision
+        return self._run_again(step, doubt, views)
+
+    def _run_again(self, step: int, doubt: StepCase, views: list[LocalView]) -> StepDecision:
+        """Judge the step by computing it again, and act."""
         is_counted = self._mode == "report_determinism_stats"
-        results = self._examination.run(self._present, is_counted=is_counted)
+        data = self._batches.position if self._batches else None
+        results = self._examination.run(self._present, data, is_counted=is_counted)
         self._counts.add(results)
         rounding = 0.0 if all(view.is_exact for view in views) else ROUNDING
         usual_loss = max(number(view.usual_loss) for view in views)
         groups = self._parts.groups
         judgement = judge(doubt.unexpected, results, groups, rounding, usual_loss)
+        if judgement and judgement.kind == "persistent" and len(judgement.ranks) > 1:
+            judgement = self._examination.told_apart(self._present, judgement, results)
+        if (moved := self._moved) is not None and self._is_moved(step):
+            self._moved = None
+            comparison = ResultComparison(results, groups, rounding, usual_loss)
+            places = self._examination.places
+            decision = self._actions.act_after_move(
+                doubt, judgement, moved, results, comparison, places, self._put_back
+            )
+            if decision is not None:
+                return decision
+            self._actions.report_suspicion(doubt)
         if is_counted or not self._step_news.has(judgement):
             return _ACCEPTED
         assert judgement is not None
         if judgement.kind != "not_reproducible_and_not_local":
             self._suspects.doubt(doubt.moved_at)
         self._actions.report_judgement(doubt, judgement, results, self._examination.places)
-        return self._actions.act(doubt, judgement, is_judged=True, put_back=self._put_back)
+        return self._actions.act(
+            doubt, judgement, is_judged=True, put_back=self._put_back, results=results
+        )
 
     def _doubt_of(self, step: int, views: list[LocalView]) -> StepCase:
         suspects = tuple(rank for rank, view in enumerate(views) if view.signal)
@@ -430,27 +515,3 @@ class Numerics:
         if text and not self._is_warned:
             self._is_warned = True
             self._reporter.warn(text)
-
-    def _view(self, step: int, sighting: "_Sighting | None") -> LocalView:
-        is_present = sighting is None or sighting.step == step
-        seen = sighting.unexpected if sighting else None
-        return LocalView(
-            case=new_case(),
-            step=step if sighting is None else sighting.step,
-            signal=seen.signal if seen else "",
-            value=bits(seen.value) if seen else 0,
-            low=bits(seen.low) if seen and seen.low is not None else None,
-            high=bits(seen.high) if seen and seen.high is not None else None,
-            moved_at=seen.moved_at if seen else 0,
-            calls=len(self._present.calls) if is_present else 0,
-            usual_loss=bits(self._watch.usual_loss),
-            is_exact=torch.are_deterministic_algorithms_enabled(),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Sighting:
-    """An unexpected result that this rank has seen."""
-
-    step: int
-    unexpected: UnexpectedResult

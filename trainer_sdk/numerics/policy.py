@@ -25,6 +25,8 @@ class NumericsAct:
     span: Positions | None
     """Of `skip`: the data that nobody trains on. Of other actions: the data of the step."""
     reason: str
+    refused: Action | None = None
+    """The action that cannot be taken, if `action` is `observe` for that reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,8 @@ class NumericsPolicy:
     unexpected: Action = "observe"
     not_reproducible: Action = "observe"
     replica: Action = "observe"
+    refused: Literal["observe", "stop"] = "observe"
+    """What is done where an action cannot be taken, or the budget is used up."""
     budget: int = 3
     elsewhere: Literal["report", "move"] = "report"
     """What is done if only another device can tell, and the job has no peer for it."""
@@ -46,6 +50,8 @@ class NumericsPolicy:
             if chosen not in allowed:
                 values = ", ".join(allowed)
                 raise ValueError(f"{name} is one of {values}, and is {chosen!r}")
+        if self.refused not in ("observe", "stop"):
+            raise ValueError(f"refused is observe or stop, and is {self.refused!r}")
         if self.elsewhere not in ("report", "move"):
             raise ValueError(f"elsewhere is report or move, and is {self.elsewhere!r}")
         if self.budget < 0:
@@ -96,7 +102,7 @@ class NumericsPolicy:
         if refusal is None and action != "stop" and taken >= self.budget:
             refusal = f"the budget of {self.budget} actions is used up"
         if refusal is not None:
-            return NumericsAct("observe", None, span, f"not done ({action}): {refusal}")
+            return NumericsAct("observe", None, span, f"not done ({action}): {refusal}", action)
         before = moved_at if action in ("rollback", "skip") else None
         return NumericsAct(action, before, span, judgement.reason)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainer_sdk.numerics.replay import OwnGradients, StepCall
 from trainer_sdk.numerics.snapshot import RandomStates, Snapshot, TrainingParts
+from trainer_sdk.numerics.statistics import ResultWatch
 
 if TYPE_CHECKING:
     from trainer_sdk.rank_session import Session
@@ -60,6 +61,8 @@ class PresentStep:
         """Make the state as it was before the step, which comes again."""
         if self.before is not None:
             self.before.put_back()
+        if self._at_batches:  # a process that makes the step after a restart begins there
+            self._at_batches[0].put_back()
         self._comes_again = deque(self._at_batches)
         self._reset_scalers()
 
@@ -126,6 +129,29 @@ class SuspectSteps:
     def load(self, state: list[Any]) -> None:
         """Go on from there."""
         self.since, self._healthy = state
+
+
+def saved_statistics(watch: ResultWatch, suspects: SuspectSteps) -> dict[str, Any]:
+    """What a checkpoint has of them."""
+    return watch.state_dict() | {"suspect": suspects.state()}
+
+
+def restored_statistics(saved: Any) -> tuple[ResultWatch, SuspectSteps, str]:
+    """Those of a checkpoint, and what is wrong with it in a line; empty if nothing is.
+
+    A checkpoint of another release may have other keys: what it lacks begins anew.
+    """
+    watch, suspects = ResultWatch(), SuspectSteps()
+    fresh = saved_statistics(watch, suspects)
+    try:
+        given = dict(saved[0])
+        watch.load_state_dict(fresh | given)
+        suspects.load((fresh | given)["suspect"])
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        text = f"the saved statistics cannot be read, and begin anew: {error!r}"
+        return ResultWatch(), SuspectSteps(), text
+    odd = ", ".join(sorted(map(str, fresh.keys() ^ given.keys())))
+    return watch, suspects, odd and f"the saved statistics are of another release: see {odd}"
 
 
 class StepNumbers:

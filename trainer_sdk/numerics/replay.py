@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from trainer_sdk.numerics.judgement import StepResult
 from trainer_sdk.numerics.replica_hash import bits_sum
@@ -53,6 +54,60 @@ def loss_of(calls: Sequence[StepCall]) -> float | None:
     return math.fsum(losses) if all(map(math.isfinite, losses)) and losses else _odd(losses)
 
 
+class ModulePasses:
+    """Hashes of what each module of a state gets and gives, forward and then backward.
+
+    With a pipeline this is what its stages send to each other.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._modules = modules
+        self._seen: list[tuple[int, int, Tensor]] = []
+        self._tensors = 0
+
+    def hooks(self) -> Iterator[Any]:
+        """Begin to record; the handles of the hooks."""
+        for number, module in enumerate(self._modules):
+            got = 4 * number
+            before, after = partial(self._before, got), partial(self._after, got)
+            yield module.register_forward_pre_hook(before, with_kwargs=True)
+            yield module.register_forward_hook(after)
+
+    def clear(self) -> None:
+        """Forget what was recorded."""
+        self._seen.clear()
+        self._tensors = 0
+
+    def read(self) -> tuple[int, ...]:
+        """What each module got and gave, and got and gave backward; empty if not recorded."""
+        if not self._seen:
+            return ()
+        hashes = [0] * 4 * len(self._modules)
+        for way, factor, word in self._seen:
+            hashes[way] = (hashes[way] + factor * int(word)) & _WORD
+        return tuple(value >> 1 for value in hashes)
+
+    def _before(self, way: int, _: object, args: Any, kwargs: Any) -> None:
+        self._see_all(way, way + 3, (args, kwargs))
+
+    def _after(self, way: int, _: object, __: object, output: Any) -> None:
+        self._see_all(way + 1, way + 2, output)
+
+    def _see_all(self, way: int, backward: int, values: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        for tensor in pytree.tree_leaves(values):
+            if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
+                self._tensors += 1
+                factor = 2 * self._tensors + 1
+                self._see(way, factor, tensor)
+                if tensor.requires_grad:
+                    tensor.register_hook(partial(self._see, backward, factor))  # type: ignore[no-untyped-call]
+
+    def _see(self, way: int, factor: int, tensor: Tensor) -> None:
+        self._seen.append((way, factor, bits_sum(local(tensor))))
+
+
 class OwnGradients:
     """Hashes and norms of the gradients that this rank computes, before any reduction.
 
@@ -61,6 +116,7 @@ class OwnGradients:
 
     def __init__(self, parts: TrainingParts) -> None:
         self._parts = parts
+        self.passes = ModulePasses(parts.modules if parts.is_staged else ())
         self._seen: list[tuple[int, Tensor, Tensor]] = []
         self._watched: list[list[int]] = []
         """The tensors with a hook, in each block: FSDP makes its own in the first step."""
@@ -74,6 +130,7 @@ class OwnGradients:
             tensor.register_hook(partial(self._see, index))  # type: ignore[no-untyped-call]
             for index, tensor in enumerate(tensors)
         ]
+        handles += self.passes.hooks()
         try:
             yield
         finally:
@@ -84,6 +141,13 @@ class OwnGradients:
         """Forget what was recorded."""
         self._seen.clear()
         self._watched.clear()
+        self.passes.clear()
+
+    def result(self, loss: float | None) -> StepResult:
+        """The result of a step with this loss; it waits for the device."""
+        passes = self.passes.read()
+        hashes, norm = self.read()
+        return StepResult(0.0 if loss is None else loss, norm, hashes, passes)
 
     def read(self) -> tuple[tuple[int, ...], float | None]:
         """The hash of each parameter group, and the norm; it waits for the device."""
@@ -132,8 +196,7 @@ def recorded_run(
     loss = loss_of(calls)
     for call, former in zip(calls, kept, strict=True):
         call.loss = former
-    hashes, norm = own.read()
-    return StepResult(0.0 if loss is None else loss, norm, hashes)
+    return own.result(loss)
 
 
 @torch.no_grad()

@@ -123,6 +123,8 @@ class Rollback:
     def move(self, act: ActRecord, after_step: int, ranks: Sequence[int] = ()) -> str:
         """Save the state, and exit so that the ranks start again on other nodes.
 
+        There they make the step after `after_step` again, and compare it with what the act keeps.
+
         The ranks with the result exit first: then theirs is the node that is left out, if one can
         be. Returns why the act was refused; otherwise it does not return.
         """

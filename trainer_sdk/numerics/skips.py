@@ -6,6 +6,7 @@ and it quarantines what the roll-back had no time for.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -20,11 +21,36 @@ Positions = tuple[int, int]
 """Data positions `[from, to)`."""
 
 
+class KeptResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a rank had computed in a step, bit for bit."""
+
+    node: str
+    device: str
+    inputs: str
+    """As of `RankResults`."""
+    loss: int
+    norm: int | None
+    hashes: tuple[int, ...]
+
+
+class KeptStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What all ranks had computed in a step before they moved, and what was unexpected of it."""
+
+    round: int
+    signal: str
+    value: int
+    low: int | None = None
+    high: int | None = None
+    moved_at: int
+    results: tuple[KeptResult, ...]
+    """By rank."""
+
+
 class ActRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An act that all ranks agreed on."""
 
     case: str
-    """Made by rank 0; an act of the same case is recorded once."""
+    """Made by rank 0; the same act of the same case is recorded once."""
     action: str
     """`rollback`, `skip`, `exclude`, `move` or `stop`."""
     step: int
@@ -40,6 +66,8 @@ class ActRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The data since the statistic moved; a skip passes over it."""
     is_quarantined: bool = False
     """Whether all of those checkpoints are quarantined."""
+    kept: KeptStep | None = None
+    """Of a move: what is compared on the other nodes, until that is done."""
 
 
 class ActsFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,16 +108,24 @@ class Skips:
 
     def add(self, act: ActRecord) -> str:
         """Record an act durably, on all ranks; returns why that failed, or nothing."""
-        if any(other.case == act.case for other in self.acts):
+        if any((other.case, other.action) == (act.case, act.action) for other in self.acts):
             return ""
         return self._put((*self.acts, act))
 
     def quarantined(self) -> None:
         """Record that the checkpoints of all roll-backs are quarantined."""
-        if self.unfinished:
-            done = [msgspec.structs.replace(act, is_quarantined=True) for act in self.unfinished]
-            by_case = {act.case: act for act in done}
-            self._put(tuple(by_case.get(act.case, act) for act in self.acts))
+        if unfinished := self.unfinished:
+            self._put([_changed(it, is_quarantined=True) if it in unfinished else it
+                       for it in self.acts])  # fmt: skip
+
+    @property
+    def moved(self) -> ActRecord | None:
+        """The last move whose step was not compared yet."""
+        return next((act for act in reversed(self.acts) if act.kept is not None), None)
+
+    def compared(self) -> None:
+        """Record that nothing is left to compare."""
+        self._put([_changed(act, kept=None) for act in self.acts])
 
     def _put(self, acts: Sequence[ActRecord]) -> str:
         why = ""
@@ -114,6 +150,10 @@ class Skips:
         why, self.acts = self._group.follow((why, acts), tuple[str, tuple[ActRecord, ...]])
         if why:
             raise ActsError(why)
+
+
+def _changed(act: ActRecord, **fields: Any) -> ActRecord:
+    return msgspec.structs.replace(act, **fields)
 
 
 def _encoded(acts: Sequence[ActRecord]) -> bytes:

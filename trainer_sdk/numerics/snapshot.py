@@ -34,6 +34,8 @@ class TrainingParts:
         """Each parameter once, by name."""
         self.groups, self.group_of = _groups(list(self.named))
         """The names of at most 64 groups of parameters, and the group of each parameter."""
+        self.is_staged = False
+        """Whether ranks may need each other's results in a step, as stages of a pipeline do."""
         self._buffers: list[tuple[dict[str, Tensor | None], str]] = [
             (module._buffers, name)  # noqa: SLF001 - there is no public access by place
             for root in modules

@@ -186,4 +186,8 @@ def _computation(dice: random.Random, case: Case, *, step: int) -> InjectedFault
         amount = dice.randint(0, 14 if case.is_exact else 8)
     elif name == "scale_activation":
         amount = 1000 if case.is_exact else 500_000
-    return InjectedFault(name=name, amount=amount, rank=dice.randrange(case.world), step=step)
+    rank = dice.randrange(case.world)
+    # Half of the faults of activations are in an inner module, the others in the model's output.
+    inner = "0" if case.parallel != "pipeline" or rank % 2 == 0 else "4"
+    target = inner if name.endswith("_activation") and case.seed % 2 else ""
+    return InjectedFault(name=name, amount=amount, rank=rank, step=step, target=target)

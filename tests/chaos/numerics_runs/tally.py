@@ -35,7 +35,7 @@ class Row:
     is_detected: bool = False
     is_kind_right: bool = False
     is_rank_right: bool | None = None
-    """None if no rank is named."""
+    """None if no rank is named, or if it is undecided."""
     is_undecided: bool = False
     """Whether the faulty rank is named with another one, as nothing tells them apart."""
     is_same: bool | None = None
@@ -106,16 +106,13 @@ def _faulty(row: Row, events: Iterable[dict[str, Any]], results: Sequence[RankRe
         kinds = " or ".join(sorted(expected))
         row.faults.append(f"{_MISJUDGED} {first['kind']}, not {kinds}: {first['reason']}")
     named = set(first.get("ranks", ()))
-    row.is_undecided = (
-        fault.rank in named and "nothing tells" in first["reason"] and not case.is_exact
-    )
-    possible = named if row.is_undecided else _possible(case)
-    row.is_rank_right = None if not named else named <= possible and fault.rank in named
+    row.is_undecided = len(named) > 1 and fault.rank in named <= _possible(case)
+    row.is_rank_right = None if not named or row.is_undecided else named == {fault.rank}
     if fault.name == "poison_batch":
         return
     if row.is_rank_right is False:
         row.faults.append(f"{_MISNAMED} {sorted(named)}, not {fault.rank}: {first['reason']}")
-    elif row.is_rank_right is None and first["kind"] not in ("transient", "correct_but_unexpected"):
+    elif not named and first["kind"] not in ("transient", "correct_but_unexpected"):
         row.is_rank_right = False
         row.faults.append(f"{_MISNAMED} nobody: {first['reason']}")
 
@@ -130,16 +127,22 @@ def _latest(case: Case) -> int:
 
 
 def _possible(case: Case) -> set[int]:
-    """The faulty rank, and those that nothing tells from it: stages of its pipeline, and the other
-    of two replicas.
+    """The faulty rank, and those that nothing may tell from it.
+
+    These are the other of two replicas, and stages of a pipeline if the first computation was not
+    recorded, or if devices round differently.
     """
     fault = case.fault
     assert fault is not None
     rank = fault.rank
     if case.parallel == "pipeline":
-        if case.world == _TWO_REPLICAS and fault.is_persistent:
-            return set(range(case.world))
-        return {rank // 2 * 2, rank // 2 * 2 + 1}
+        same = {rank // 2 * 2, rank // 2 * 2 + 1}
+        is_of_two = case.world == _TWO_REPLICAS and fault.is_persistent
+        if case.plan != "spike" and case.is_exact:
+            return {rank, (rank + 2) % _TWO_REPLICAS} if is_of_two else {rank}
+        return set(range(case.world)) if is_of_two else same
+    if not case.is_exact and fault.is_persistent:
+        return set(range(case.world))
     if case.parallel == "hsdp" and case.plan == "replicas":
         return {rank, (rank + case.world // 2) % case.world}
     return {rank}
@@ -218,7 +221,7 @@ def table(rows: Sequence[Row]) -> str:
             f"| {len(found)}/{len(faulty)} "
             f"| {sum(row.is_kind_right for row in found)}/{len(found)} "
             f"| {sum(bool(row.is_rank_right) for row in named)}/{len(named)} "
-            f"| {sum(row.is_undecided for row in named)} "
+            f"| {sum(row.is_undecided for row in found)} "
             f"| {sum(bool(row.is_same) for row in same)}/{len(same)} |"
         )
     healthy = [row for row in rows if row.case.fault is None]

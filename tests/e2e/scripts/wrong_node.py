@@ -1,8 +1,8 @@
 """Trains on DDP until the file `end` is there; a node computes NaN: `wrong_node.py FOLDER CHOICES`.
 
-The ranks of the node `node` do so as long as the file `wrong` is there, and take it away after the
-first time if `is_once`. With `is_alone` no other rank can compute a step. All other choices are
-those of `run.numerics`.
+The ranks of the node `node`, or of all nodes, do so as long as the file `wrong` is there, and take
+it away after the first time if `is_once`. With `is_alone` no other rank can compute a step. All
+other choices are those of `run.numerics`.
 """
 
 import json
@@ -31,7 +31,7 @@ class WrongNode:
     def __init__(self, model: nn.Module, folder: Path, node: str, *, is_once: bool) -> None:
         self._model = model
         self._file = folder / "wrong"
-        self._is_here = os.environ["EVERSTEP_NODE"] == node
+        self._is_here = node in ("", os.environ["EVERSTEP_NODE"])
         self._is_once = is_once
 
     def __call__(self, batch: list[Tensor]) -> Tensor:

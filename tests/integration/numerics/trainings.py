@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import redirect_stderr
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ class Case:
     micro_batches: int = 1
     state: str = "wrapped"
     """What the state has: the `wrapped` module, the module that DDP wraps, or no module."""
+    is_left: bool = False
+    """Whether the loop is left before its data end, and the session is closed then."""
 
 
 CHECKED = {"mode": "validate_results", "validate_every": 1}
@@ -59,6 +62,7 @@ CASES = [
     Case(name="persistent scale", fault="scale", is_persistent=True, choices=CHECKED),
     Case(name="persistent gradient", fault="gradient", is_persistent=True, choices=CHECKED),
     Case(name="observed nan", fault="nan", choices={"mode": "observe"}),
+    Case(name="observed and left", fault="nan", choices={"mode": "observe"}, is_left=True),
     Case(name="replica", fault="parameter", choices={"mode": "observe", "hash_every": 1}),
     Case(
         name="replica unwrapped",
@@ -279,7 +283,8 @@ def trained(kind: str, case: Case) -> dict[str, Any]:
         }
         numerics = Numerics(run, state, data, **case.choices)
         loss = 0.0
-        for number, batch in enumerate(numerics, 1):
+        batches = islice(numerics, FAULTY_STEP if case.is_left else None)
+        for number, batch in enumerate(batches, 1):
             device.step = run.steps_made + 1
             loss += float(numerics.compute(training.run, batch).detach())
             if number % case.micro_batches:
@@ -293,17 +298,17 @@ def trained(kind: str, case: Case) -> dict[str, Any]:
             optimizer.zero_grad()
             run.step()
             loss = 0.0
-        events = [
-            {"event": message.event, **message.body}
-            for message in watch.messages
-            if isinstance(message, NumericsReported)
-        ]
+        run.close()
         return {
             "losses": losses,
             "steps": run.steps_made,
             "tries": tries,
             "parameters": _digest(training.module),
-            "events": events,
+            "events": [
+                {"event": message.event, **message.body}
+                for message in watch.messages
+                if isinstance(message, NumericsReported)
+            ],
             "lines": lines.getvalue().splitlines(),
         }
 

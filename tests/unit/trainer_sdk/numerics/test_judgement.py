@@ -159,6 +159,46 @@ def test_stages_of_a_pipeline_are_judged_together() -> None:
     assert kind_of(judge(SPIKE, results, GROUPS)) == ("persistent", (2, 3))
 
 
+def staged(*ways: str, result: StepResult = GOOD, hashes: tuple[int, ...] = ()) -> StepResult:
+    """A result of a stage that got and gave other values than usual in these ways."""
+    names = ("got", "gave", "got back", "gave back")
+    passes = tuple(9 if name in ways else number for number, name in enumerate(names, 1))
+    return replace(result, passes=passes, hashes=hashes or result.hashes)
+
+
+FIRST_IN_FORWARD = {
+    0: staged("gave", "got back", hashes=(9,) * 4),
+    1: staged("got", "gave back", result=result(2.1), hashes=(9,) * 4),
+}
+FIRST_IN_BACKWARD = {0: staged("got back", hashes=(9,) * 4), 1: staged("gave back")}
+FIRST_IN_LOSS = {0: staged("got back", hashes=(9,) * 4), 1: staged(result=result(2.1))}
+FIRST_IN_GRADIENTS = {1: staged(hashes=(1, 9, 3, 4))}
+
+
+@pytest.mark.parametrize(
+    ("odd", "rank"),
+    [
+        (FIRST_IN_FORWARD, 0),
+        (FIRST_IN_BACKWARD, 1),
+        (FIRST_IN_LOSS, 1),
+        (FIRST_IN_GRADIENTS, 1),
+    ],
+)
+def test_the_stage_is_named_that_gave_something_else_for_the_same(
+    odd: Mapping[int, StepResult], rank: int
+) -> None:
+    """A wrong gradient that a stage sends upstream leaves its own gradients right."""
+    results = [replace(each, replica=each.rank // 2) for each in ranks(4, first=staged())]
+    once = [replace(each, first=odd.get(each.rank, each.first)) for each in results]
+    assert kind_of(judge(DIFFERS, once, GROUPS, 0.0)) == ("transient", (rank,))
+    each_time = [
+        replace(each, elsewhere=odd.get(each.rank, staged()), elsewhere_by=(each.rank + 2) % 4)
+        for each in results
+    ]
+    expected = ("persistent", (rank, rank + 2))
+    assert kind_of(judge(DIFFERS, each_time, GROUPS, 0.0)) == expected
+
+
 def test_all_stages_of_the_replica_are_named_whose_loss_was_not_reproduced() -> None:
     # A fault of the first stage shows in the loss, which the last stage alone has.
     results = [replace(each, replica=each.rank // 2) for each in ranks(4)]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from trainer_sdk.checkpoint import Checkpointer
 from trainer_sdk.numerics.numerics import Numerics
 from trainer_sdk.numerics.present_step import SuspectSteps
 from trainer_sdk.rank_session import Session, session
@@ -196,6 +197,68 @@ def test_statistics_go_on_after_a_restart(watch: Watch) -> None:
     assert events(watch) == [("suspected", "")]
 
 
+@pytest.mark.parametrize(
+    ("lost", "more", "text", "is_kept"),
+    [
+        ("suspect", {}, "of another release: see suspect", True),
+        ("", {"median": 3}, "of another release: see median", True),
+        ("", {"loss": {"steps": []}}, "cannot be read, and begin anew: KeyError", False),
+        ("", {"suspect": None}, "cannot be read, and begin anew: TypeError", False),
+    ],
+)
+def test_statistics_of_another_release_are_a_line_and_no_error(
+    watch: Watch,
+    lost: str,
+    more: dict[str, Any],
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    is_kept: bool,
+) -> None:
+    first = made()
+    for number in range(80):
+        first.accepts(loss=2.0 + number % 3 * 0.1)
+    ((key, (saved,)),) = first.state_dict().items()
+    saved = {name: value for name, value in saved.items() if name != lost} | more
+    second = made()
+    second.load_state_dict({key: (saved,)})
+    [line] = capsys.readouterr().err.splitlines()
+    assert text in line
+    second.accepts(loss=2000.0)
+    assert events(watch) == [("suspected", "")] * is_kept
+
+
+@pytest.mark.parametrize(("error", "times"), [(None, 1), (ValueError(), 0)])
+def test_a_session_that_ends_well_decides_on_the_last_steps(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch, error: ValueError | None, times: int
+) -> None:
+    ends: list[str] = []
+    monkeypatch.setattr(Numerics, "finish", lambda _: ends.append("finished"))
+    training = made(range(3))
+    with suppress(ValueError), session():
+        assert training.accepts(loss=1.0)
+        if error is not None:
+            raise error
+    session().close()
+    assert len(ends) == times
+
+
+def test_a_loop_that_has_ended_does_not_go_back_in_place(watch: Watch, tmp_path: Path) -> None:
+    state: dict[str, Any] = {"model": nn.Linear(2, 1)}
+    with Checkpointer(tmp_path) as saves:
+        saves.save(0, state, wait=True)
+        training = Numerics(session(), state, range(4), unexpected="rollback", checkpointer=saves)
+        next(iter(training))
+        assert training.accepts(loss=1.0)
+        training.finish()
+        assert training.accepts(loss=NAN)
+    last = watch.messages[-1]
+    assert isinstance(last, NumericsReported)
+    assert (last.body["outcome"], last.body["reason"]) == (
+        "refused", "the loop of the training has ended",
+    )  # fmt: skip
+
+
 def test_an_unexpected_step_stops_the_job_if_that_is_wanted(watch: Watch) -> None:
     training = made(range(2), mode="validate_results", unexpected="stop")
     with pytest.raises(SystemExit) as ended:
@@ -222,6 +285,30 @@ def test_a_roll_back_by_a_restart_that_is_refused_was_never_done(
 
 
 @pytest.mark.parametrize(
+    ("budget", "why"), [(3, "there is no checkpoint of a step before 1"), (0, "the budget of 0")]
+)
+def test_what_cannot_be_done_stops_the_job_if_that_is_wanted(
+    watch: Watch, tmp_path: Path, budget: int, why: str
+) -> None:
+    choices: dict[str, Any] = {"root": str(tmp_path), "budget": budget, "refused": "stop"}
+    training = made(range(1), mode="validate_results", unexpected="rollback", **choices)
+    with pytest.raises(SystemExit) as ended:
+        for _ in training:
+            training.compute(lambda: NAN)
+            training.accepts(loss=NAN)
+    assert ended.value.code == 17
+    acts = [
+        (message.body["action"], message.body["outcome"])
+        for message in watch.messages
+        if isinstance(message, NumericsReported) and message.event == "acted"
+    ]
+    assert acts == [("rollback", "refused"), ("stop", "done")]
+    last = watch.messages[-1]
+    assert isinstance(last, NumericsReported)
+    assert why in last.body["reason"]
+
+
+@pytest.mark.parametrize(
     ("choices", "text"),
     [
         ({"mode": "validate"}, "mode must be one of"),
@@ -230,6 +317,7 @@ def test_a_roll_back_by_a_restart_that_is_refused_was_never_done(
         ({"hash_every": -1}, "hash_every must be at least 0"),
         ({"budget": -1}, "budget must be at least 0"),
         ({"persistent": "again"}, "persistent is one of"),
+        ({"refused": "go on"}, "refused is observe or stop"),
         ({"elsewhere": "yes"}, "elsewhere is report or move"),
         ({"unexpected": "skip"}, "unexpected='skip' needs checkpoints to go back to"),
         ({"replica": "rollback", "root": "r", "batches": None}, "needs the batches"),

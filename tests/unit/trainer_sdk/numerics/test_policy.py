@@ -98,7 +98,8 @@ def test_a_job_without_a_peer_may_move() -> None:
     policy = NumericsPolicy(elsewhere="move", unexpected="rollback")
     assert act("correct_but_unexpected", policy, is_open=True).action == "move"
     assert act("correct_but_unexpected", policy).action == "rollback"
-    assert act("correct_but_unexpected", policy, is_open=True, taken=3).action == "observe"
+    spent = act("correct_but_unexpected", policy, is_open=True, taken=3)
+    assert (spent.action, spent.refused) == ("observe", "move")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tests.unit.trainer_sdk.checkpoint.saved_states import together
 from trainer_sdk.checkpoint.image_folder import NUMERICS
@@ -11,7 +12,7 @@ from trainer_sdk.checkpoint.storage import Storage, storage_for
 from trainer_sdk.checkpoint.storage.checkpoints import stored_checkpoints
 from trainer_sdk.checkpoint.storage.leftovers import leftovers
 from trainer_sdk.numerics.rollback import record
-from trainer_sdk.numerics.skips import ActsError, Skips
+from trainer_sdk.numerics.skips import ActsError, KeptResult, KeptStep, Skips
 
 SKIP = record("c1", "skip", 10, "it is nan", before_step=8, samples=(70, 100))
 BACK = record("c2", "rollback", 20, "spike", before_step=19, samples=(190, 200))
@@ -37,6 +38,22 @@ def test_an_act_is_recorded_once_and_read_by_the_next_round(storage: Storage) ->
     later.quarantined()
     assert alone(storage).unfinished == ()
     assert alone(storage).spans == ((70, 100),)
+
+
+def test_a_move_keeps_its_results_until_they_are_compared(storage: Storage) -> None:
+    result = KeptResult(node="n", device="", inputs="i", loss=1, norm=None, hashes=(1, 1 << 62))
+    kept = KeptStep(round=1, signal="nan", value=-1, moved_at=9, results=(result,))
+    skips = alone(storage)
+    assert skips.moved is None
+    skips.add(move := structs.replace(record("c1", "move", 10, "nan"), kept=kept))
+    assert (skips.add(BACK), skips.add(SKIP)) == ("", ""), "another act of the same case"
+    later = alone(storage)
+    assert later.moved == move
+    later.quarantined()
+    later.compared()
+    last = alone(storage)
+    assert (last.moved, last.unfinished) == (None, ())
+    assert [act.action for act in last.acts] == ["move", "rollback", "skip"]
 
 
 def test_all_ranks_know_what_rank_0_has_read(storage: Storage) -> None:
