@@ -66,7 +66,7 @@ def computed_elsewhere(
     inputs, buffers = _decoded(octets, type(calls[0].batch))
     before.put_back_tensors()
     with torch.no_grad():
-        for (_, _, tensor, copy), other in zip(before.buffers, buffers, strict=True):
+        for (_, _, tensor, copy, _), other in zip(before.buffers, buffers, strict=True):
             if other is not None and copy.shape == other.shape:
                 tensor.copy_(other)
     return recorded_run(parts, calls, inputs)
@@ -101,7 +101,7 @@ def _encoded(calls: Sequence[StepCall], before: Snapshot) -> bytes:
     """Batches, random states and small buffers; empty if the batches cannot be sent."""
     if any(call.batch is NO_BATCH for call in calls):
         return b""
-    buffers = [copy if copy.numel() <= _SENT_MOST else None for _, _, _, copy in before.buffers]
+    buffers = [copy if copy.numel() <= _SENT_MOST else None for *_, copy, _ in before.buffers]
     inputs = []
     for call in calls:
         batch = dict(call.batch) if isinstance(call.batch, Mapping) else call.batch

@@ -73,6 +73,8 @@ class ReplicaHash:
             if len(same) > 1 and parameter.layout == torch.strided:
                 self._parameters.append(parameter)
                 self._slots.append(slots.setdefault((same, group_of[name]), len(slots)))
+        for device in {parameter.device for parameter in self._parameters}:
+            _factors(device)  # its copy waits for the device, and a hash must not
         sets = tuple(dict.fromkeys(same for same, _ in slots))
         own = HashLayout(
             sets,

@@ -5,6 +5,7 @@ import random
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from operator import is_not
 from typing import Any, NamedTuple, cast
 
@@ -29,7 +30,8 @@ class TrainingParts:
         modules = [part for part in parts if isinstance(part, nn.Module)]
         self.modules = with_wrappers(modules)
         self.optimizers = [part for part in parts if isinstance(part, torch.optim.Optimizer)]
-        self.scalers = [part for part in parts if isinstance(part, torch.amp.GradScaler)]
+        scalers = [part for part in parts if isinstance(part, torch.amp.GradScaler)]
+        self.scalers = [scaler for scaler in scalers if scaler.is_enabled()]
         self.named = _named_parameters(modules, self.optimizers)
         """Each parameter once, by name."""
         self.groups, self.group_of = _groups(list(self.named))
@@ -44,7 +46,7 @@ class TrainingParts:
         ]
         self._present: list[Tensor | None] = []
         self._reused: _SmallBuffers | None = None
-        self._large: dict[int, tuple[Tensor, int, Tensor]] = {}
+        self._large: dict[int, _LargeCopy] = {}
 
     def name_groups(self, groups: list[str]) -> None:
         """Use these names of groups, which contain the present ones."""
@@ -73,13 +75,13 @@ class TrainingParts:
             return []
         present = [owner.get(name) for owner, name in self._buffers]
         if not again or not self._reused or any(map(is_not, present, self._present)):
-            kept = [
-                (owner, name, tensor, torch.empty_like(tensor))
+            kept: list[KeptBuffer] = [
+                (owner, name, tensor, torch.empty_like(tensor), None)
                 for (owner, name), tensor in zip(self._buffers, present, strict=True)
                 if tensor is not None and tensor.numel() <= _SMALL
             ]
             by_kind: defaultdict[Any, list[tuple[Tensor, Tensor]]] = defaultdict(list)
-            for _, _, tensor, copy in kept:
+            for _, _, tensor, copy, _ in kept:
                 by_kind[tensor.device, tensor.dtype].append((copy, tensor.detach()))
             small = _SmallBuffers(
                 kept, [tuple(zip(*pairs, strict=True)) for pairs in by_kind.values()]
@@ -91,22 +93,37 @@ class TrainingParts:
         for copies, tensors in small.copied:
             torch._foreach_copy_(copies, tensors)
         large = [
-            (owner, name, tensor, self._large_copy(tensor))
+            (owner, name, tensor, *self._large_copy(tensor))
             for (owner, name), tensor in zip(self._buffers, present, strict=True)
             if tensor is not None and tensor.numel() > _SMALL
         ]
         return small.kept + large
 
-    def _large_copy(self, tensor: Tensor) -> Tensor:
-        kept = self._large.get(id(tensor))
-        if kept is None or kept[0] is not tensor or kept[1] != tensor._version:  # noqa: SLF001
-            kept = (tensor, tensor._version, tensor.detach().clone())  # noqa: SLF001
-            self._large[id(tensor)] = kept
-        return kept[2]
+    def _large_copy(self, tensor: Tensor) -> tuple[Tensor, int | None]:
+        """The copy, and its version; None if the tensor also changes without a new version."""
+        kept, version = self._large.get(id(tensor)), tensor._version  # noqa: SLF001
+        if kept is None or kept.tensor is not tensor:
+            kept = self._large[id(tensor)] = _LargeCopy(tensor, version, tensor.detach().clone())
+        elif kept.version == version and kept.is_tracked is None:  # once, as it waits for a device
+            kept.is_tracked = torch.equal(kept.copy, tensor)
+        if kept.version != version or kept.is_tracked is False:
+            kept.version, kept.copy = version, tensor.detach().clone()
+        return kept.copy, None if kept.is_tracked is False else version
 
 
-KeptBuffer = tuple[dict[str, Tensor | None], str, Tensor, Tensor]
-"""Where the buffer is, its name, itself, and the copy."""
+@dataclass(slots=True)
+class _LargeCopy:
+    """A copy of a large buffer, for as long as the buffer has the same version."""
+
+    tensor: Tensor
+    version: int
+    copy: Tensor
+    is_tracked: bool | None = None
+    """Whether all changes make a new version, unlike those of `buffer.data`; None at first."""
+
+
+KeptBuffer = tuple[dict[str, Tensor | None], str, Tensor, Tensor, int | None]
+"""Where the buffer is, its name, itself, the copy, and the version that needs not be put back."""
 
 
 class _SmallBuffers(NamedTuple):
@@ -219,8 +236,9 @@ class Snapshot:
     @torch.no_grad()
     def put_back_tensors(self) -> None:
         """Make buffers and gradients as they were."""
-        for owner, name, tensor, copy in self.buffers:
-            tensor.copy_(copy)
+        for owner, name, tensor, copy, version in self.buffers:
+            if tensor._version != version:  # noqa: SLF001
+                tensor.copy_(copy)
             owner[name] = tensor
         for parameter, gradient in zip(self._parameters, self.gradients, strict=True):
             present = parameter.grad

@@ -79,6 +79,23 @@ def test_a_large_buffer_is_copied_once_while_it_is_the_same() -> None:
     assert parts.buffers(again=True)[0][3] is not copies[0]
 
 
+def test_a_large_buffer_that_changes_without_a_new_version_is_put_back() -> None:
+    """As the codebook of a quantizer does, which is written by `data`."""
+    module = nn.Module()
+    module.register_buffer("table", torch.zeros(1 << 17))
+    parts, table = TrainingParts({"model": module}), module.get_buffer("table")
+    Snapshot(parts, [], again=True).put_back()
+    table.data.add_(1)
+    for number in (1, 2):
+        before = Snapshot(parts, [], again=True)
+        table.data.add_(1)
+        after = Snapshot(parts, [])
+        before.put_back()
+        assert table[0] == number
+        after.put_back()
+        assert table[0] == number + 1
+
+
 def test_a_buffer_that_was_replaced_is_put_back() -> None:
     module = nn.Module()
     module.register_buffer("seen", torch.zeros(3))
