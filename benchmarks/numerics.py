@@ -40,6 +40,7 @@ from trainer_sdk.rank_session import session
 Mode = Literal["observe", "validate_results"]
 _STEP_S = 0.1
 _REST_S = 0.02
+_WARM_STEPS = 80
 _FAST_RATIO, _HASH_RATIO = 0.001, 0.01
 _CLOCKS = {
     "wall": time.perf_counter,
@@ -137,7 +138,8 @@ def rank(number: int, folder: Path, options: argparse.Namespace) -> None:
     with session() as run:
         for mode in ("observe", "validate_results"):
             training = Training(run, mode)
-            training.blocks(1, options.block)
+            for _ in range(_WARM_STEPS):  # until the statistics know what to expect
+                training.step(is_watched=True)
             measured[mode] = training.blocks(options.pairs, options.block)
     measured["hash"], measured["copy"] = hashes(options.parameters, options.pairs)
     (folder / f"{number}.json").write_text(json.dumps(measured))

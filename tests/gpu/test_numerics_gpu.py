@@ -108,8 +108,7 @@ def test_values_are_read_once_the_device_has_come_to_them() -> None:
         reader = StepReader(waits=False)
         busy(0.2)
         value = torch.full((1,), 1.5, device="cuda", dtype=dtype)
-        reader.add(1, value, value * 2, None)
-        assert reader.arrived() == []
+        assert reader.read(1, value, value * 2, None) == []
         value.fill_(7.0)
         torch.cuda.synchronize()
         (arrived,) = reader.arrived()

@@ -12,12 +12,14 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions, ReduceOp
+from torch.distributed.constants import default_pg_timeout
 
 from trainer_sdk.bootstrap.torch_exit import wait_at_exit
 from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.environment import environ
 from trainer_sdk.group_timeout import group_timeout_ns
 from trainer_sdk.numerics.judgement import StepResult
+from trainer_sdk.numerics.rank_links import ByteLink, linked
 
 
 class RankPlace(msgspec.Struct, frozen=True):
@@ -101,8 +103,9 @@ class RankAgreement:
                 "run.numerics(…)"
             )
         self.ranks = RankGroup(self._group)
-        self._hops: list[_Hop] = []
+        self._hops: Sequence[ByteLink | _Hop] = []
         self._coming: Any = None
+        self._backend = None if self._group is None else _backend_of(self._group)
         self._bits = _Word()
         self._options = AllreduceOptions()
         self._options.reduceOp = ReduceOp(ReduceOp.BOR)
@@ -113,11 +116,13 @@ class RankAgreement:
         Each rank passes on what it has heard, twice as far each time: with N ranks it waits for
         log2(N) messages, where gloo's own collectives wait for 2 N.
         """
-        if self._group is None:
+        if self._backend is None:
             return own
         if not self._hops:
             far = [1 << hop for hop in range((self.ranks.size - 1).bit_length())]
-            self._hops = [_Hop(self._group, self.ranks, each) for each in far]
+            self._hops = linked(self.ranks, far, _limit_s()) or [
+                _Hop(self._backend, self.ranks, each) for each in far
+            ]
         for hop in self._hops:
             own |= hop.passed_on(own)
         return own
@@ -125,8 +130,8 @@ class RankAgreement:
     def begin(self, own: int) -> None:
         """Begin to agree on these bits in the background."""
         self._bits.value[0] = own
-        if self._group is not None:
-            self._coming = self._group.allreduce(self._bits.tensors, self._options)
+        if self._backend is not None:
+            self._coming = self._backend.allreduce(self._bits.tensors, self._options)
 
     def begun(self) -> int:
         """The bits on any rank at the last `begin`; 0 before the first."""
@@ -138,6 +143,7 @@ class RankAgreement:
 
     def leave(self) -> None:
         """Take no part in later calls; the others get an error once nothing holds the group."""
+        self._hops = []
         if self._group is not None:
             dist.destroy_process_group(self._group)
 
@@ -169,10 +175,10 @@ class _Word:
 
 
 class _Hop:
-    """A message to the rank so `far` ahead, and the one from the rank so far behind."""
+    """A link by gloo's messages, for ranks that no connection of ours reaches."""
 
-    def __init__(self, group: Any, ranks: RankGroup, far: int) -> None:
-        self._group = group
+    def __init__(self, backend: Any, ranks: RankGroup, far: int) -> None:
+        self._backend = backend
         self._to, self._source = (ranks.rank + far) % ranks.size, (ranks.rank - far) % ranks.size
         self._tag = far  # `swap` has 0
         self._own, self._other = _Word(), _Word()
@@ -184,22 +190,30 @@ class _Hop:
         if self._sent is not None:
             self._sent.wait()
         self._own.value[0] = own
-        self._sent = self._group.send(self._own.tensors, self._to, self._tag)
+        self._sent = self._backend.send(self._own.tensors, self._to, self._tag)
         self._coming.wait()
         other = self._other.value[0]
         self._coming = self._receive()  # for the next time: nobody waits until it is asked for
         return other
 
     def _receive(self) -> Any:
-        return self._group.recv(self._other.tensors, self._source, self._tag)
+        return self._backend.recv(self._other.tensors, self._source, self._tag)
 
 
 def _host_group() -> Any:
     """Make a gloo group of all ranks, with the time limit of the training's own group."""
     wait_at_exit()
+    return dist.new_group(backend="gloo", timeout=timedelta(seconds=_limit_s()))
+
+
+def _limit_s() -> float:
     limit_ns = group_timeout_ns()
-    limit = None if limit_ns is None else timedelta(microseconds=limit_ns // 1000)
-    return dist.new_group(backend="gloo", timeout=limit)
+    return default_pg_timeout.total_seconds() if limit_ns is None else limit_ns / 1e9
+
+
+def _backend_of(group: Any) -> Any:
+    """Gloo itself: the group passes each call through torch's dispatcher, which takes longer."""
+    return group._get_backend(torch.device("cpu"))  # noqa: SLF001 - there is no other way
 
 
 def own_place(peers: Sequence[int]) -> RankPlace:

@@ -88,7 +88,7 @@ def inputs_hash(
         states = _packed(call.before)
         values += [leaf for leaf in (*given, *states.values()) if isinstance(leaf, _SENT)]
         values += [states["python"], states.get("numpy")]
-    buffers = (copy for _, _, _, copy in before.buffers)
+    buffers = (copy for *_, copy, _ in before.buffers)
     values += [*parts.parameters(), *buffers]
     hashed = [
         (tuple(value.shape), int(bits_sum(local(value)))) if isinstance(value, Tensor) else value

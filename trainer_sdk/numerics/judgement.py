@@ -370,7 +370,8 @@ def is_plausible(unexpected: UnexpectedResult | None, result: StepResult) -> boo
     if unexpected is None or unexpected.low is None or unexpected.high is None:
         return True
     # A norm of one rank's gradients has another scale than the band, which is of their mean.
-    return unexpected.signal == "grad_norm_spike" or (
+    # What a model returned was not computed again.
+    return unexpected.signal in ("grad_norm_spike", "output_spike") or (
         unexpected.low <= result.loss <= unexpected.high
     )
 

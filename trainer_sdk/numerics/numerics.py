@@ -36,8 +36,8 @@ from trainer_sdk.numerics.replay import NO_BATCH
 from trainer_sdk.numerics.replica_hash import HASH_EVERY, ReplicaHash
 from trainer_sdk.numerics.rollback import RestartNeededError, Rollback
 from trainer_sdk.numerics.snapshot import TrainingParts
-from trainer_sdk.numerics.statistics import ResultWatch, UnexpectedResult
-from trainer_sdk.numerics.values import StepReader, StepValues
+from trainer_sdk.numerics.statistics import ResultWatch, Series, UnexpectedResult
+from trainer_sdk.numerics.values import OutputNorm, StepReader, StepValues
 
 if TYPE_CHECKING:
     from trainer_sdk.checkpoint.checkpointer import Checkpointer
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 _READS: Final = ("late", "now")
 _COUNTED_EVERY_S: Final = 60.0
+_BAND_EVERY: Final = 8
 _ACCEPTED = StepDecision(is_accepted=True)
 _UNEXPECTED, _NOT_READY, _LATE = 1, 2, 4
 """Bits on which the ranks agree: a result, hashes of parameters, values on a GPU."""
@@ -125,12 +126,12 @@ class Numerics:
 
     def _begin(self, state: Mapping[str, Any], replicas: Any, rollback: Rollback) -> None:
         self._parts = TrainingParts(state)
+        self._outputs = OutputNorm(self._parts.modules)
         self._agreement = RankAgreement()
         self._is_warned = self._is_late = False
         self._seen: Sighting | None = None
         self._step_news, self._replica_news = JudgementNews(), JudgementNews()
-        self._steps = self._alike = 0
-        self._hashed_at = self._equal_at = 0
+        self._steps = self._alike = self._hashed_at = self._equal_at = 0
         """The steps of the last hashes, and of the last hashes that were equal."""
         self._is_behind = self._mode == "observe" and self._agreement.ranks.size > 1
         """Whether ranks agree on a step while they make the next one: nothing is run again."""
@@ -196,6 +197,7 @@ class Numerics:
         """
         if self._is_on:
             self._warn_once(self._counting.begin())
+            self._outputs.is_open = True
         is_validated = self._may_repeat and self._is_validated(self._counting.next_step())
         if not self._may_repeat or (self._is_behind and not is_validated):
             result: Result = function() if batch is NO_BATCH else function(batch)
@@ -212,8 +214,9 @@ class Numerics:
         step = self._counting.next_step()
         self._warn_once(self._counting.decide())
         self._equal_at = self._equal_at or step
-        self._reader.add(step, loss, grad_norm, self._rate() if lr is None else lr)
-        arrived = self._reader.arrived()
+        output = self._outputs.taken(is_wanted=loss is None)
+        rate = self._rate() if lr is None else lr
+        arrived = self._reader.read(step, loss, grad_norm, rate, output)
         decision = self._decide(step, self._look(arrived))
         if decision.is_accepted:
             return self._accept(step, arrived)
@@ -224,7 +227,8 @@ class Numerics:
     def _decide(self, step: int, sighting: Sighting | None) -> StepDecision:
         """Agree with the other ranks on what is seen, and act."""
         own = _UNEXPECTED if sighting is not None else 0
-        if not self._replicas.is_ready():
+        replicas = self._replicas
+        if replicas.is_pending and not replicas.is_ready():
             own |= _NOT_READY
         if self._reader.is_late:
             own |= _LATE
@@ -237,7 +241,6 @@ class Numerics:
             self._is_behind = bool(agreed & _LATE)
         self._is_late = bool(agreed & _LATE)
         decision = _ACCEPTED
-        replicas = self._replicas
         if replicas.is_pending and not agreed & _NOT_READY:
             if replicas.is_gathering:
                 decision = self._act_on_replicas(step, replicas.finish()) or _ACCEPTED
@@ -347,7 +350,7 @@ class Numerics:
             norm = values.grad_norm
             if self._parts.scalers and norm is not None and not norm < float("inf"):
                 norm = None  # a scaler of gradients looks for its scale so
-            unexpected = self._watch.look(values.step, values.loss, norm, values.lr)
+            unexpected = self._watch.look(values.step, values.loss, norm, values.lr, values.output)
             if unexpected is not None:
                 return Sighting(values.step, unexpected)
         return None
@@ -356,8 +359,9 @@ class Numerics:
         for values in arrived:
             self._watch.learn(*values)
             if self._session.is_watched:
-                self._show("loss", values.loss)
-                self._show("grad_norm", values.grad_norm)
+                has_band = not step % _BAND_EVERY
+                self._show("loss", values.loss, has_band=has_band)
+                self._show("grad_norm", values.grad_norm, has_band=has_band)
         if self._batches is not None:
             self._batches.taken(step)
         self._counting.made(step)
@@ -372,12 +376,11 @@ class Numerics:
             self._report_counts()
         return True
 
-    def _show(self, name: Literal["loss", "grad_norm"], value: float | None) -> None:
+    def _show(self, name: Series, value: float | None, *, has_band: bool) -> None:
         if value is None:
             return
         self._session.report(name, value)
-        band = self._watch.band(name)
-        if band is not None:
+        if has_band and (band := self._watch.band(name)):
             self._session.report(f"{name}_low", band.low)
             self._session.report(f"{name}_high", band.high)
 

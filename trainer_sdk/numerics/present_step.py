@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainer_sdk.numerics.replay import OwnGradients, StepCall
@@ -50,12 +49,15 @@ class PresentStep:
         call = StepCall(function, batch, states)
         self.calls.append(call)
         try:
-            with self.own.recorded() if is_recorded else nullcontext():
-                result: Result = call.run()
+            result: Result = self._recorded(call) if is_recorded else call.run()
         except BaseException:
             self._forget_calls()  # a script that goes on makes another step
             raise
         return result
+
+    def _recorded(self, call: StepCall) -> Any:
+        with self.own.recorded():
+            return call.run()
 
     def put_back(self) -> None:
         """Make the state as it was before the step, which comes again."""
@@ -182,7 +184,8 @@ class StepNumbers:
 
     def next_step(self) -> int:
         """The step that is being made."""
-        self.settle()
+        if self._is_refused:
+            self.settle()
         counted = self._session.steps_made
         return (self._made if counted == self._counted else counted) + 1
 

@@ -18,6 +18,7 @@ NO_BATCH: Any = object()
 _MIX = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
 _ROUNDING = 1e-5
+_is_cast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # noqa: SLF001 - a tenth
 _PART = 1 << 24
 """The most elements that are compared at once."""
 
@@ -30,22 +31,23 @@ class StepCall:
         self.batch = batch
         self.before = before
         self.loss: float | Tensor | None = None
-        self._casts = [
-            (kind, torch.get_autocast_dtype(kind))
-            for kind in ("cuda", "cpu")
-            if torch.is_autocast_enabled(kind)
-        ]
-        """The kinds of devices for which the script has entered `torch.autocast`, and to what."""
+        self._casts = _casts() if _is_cast() else ()
 
     def run(self, batch: Any = NO_BATCH) -> Any:
         """Call the function, and keep its loss."""
         batch = self.batch if batch is NO_BATCH else batch
+        result = self._cast_run(batch) if self._casts else self._run(batch)
+        self.loss = _loss_of(result)
+        return result
+
+    def _run(self, batch: Any) -> Any:
+        return self.function() if batch is NO_BATCH else self.function(batch)
+
+    def _cast_run(self, batch: Any) -> Any:
         with ExitStack() as casting:
             for kind, dtype in self._casts:  # a script that runs it again may have left its own
                 casting.enter_context(torch.autocast(kind, dtype))
-            result = self.function() if batch is NO_BATCH else self.function(batch)
-        self.loss = _loss_of(result)
-        return result
+            return self._run(batch)
 
 
 def loss_of(calls: Sequence[StepCall]) -> float | None:
@@ -250,12 +252,22 @@ def square_sum(tensor: Tensor) -> Tensor:
     return norm.double().square()
 
 
+def _casts() -> tuple[tuple[str, torch.dtype], ...]:
+    """The kinds of devices for which the script has entered `torch.autocast`, and to what."""
+    return tuple(
+        (kind, torch.get_autocast_dtype(kind))
+        for kind in ("cuda", "cpu")
+        if torch.is_autocast_enabled(kind)
+    )
+
+
 def _loss_of(result: Any) -> float | Tensor | None:
     if isinstance(result, (tuple, list)) and result:
         result = result[0]
     if isinstance(result, Tensor) and result.numel() == 1:
-        result = result.detach()
-        return result.clone() if result.is_cuda else float(result)
+        if result.is_cuda:
+            return result.detach().clone()
+        result = result.item()
     try:
         return float(result)
     except (TypeError, ValueError, RuntimeError):

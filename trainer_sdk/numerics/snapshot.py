@@ -200,9 +200,9 @@ def _numpy_state() -> Any:
     global _numpy  # noqa: PLW0603 - like the generator
     random_of: Any = sys.modules["numpy"].random
     owner = random_of.get_bit_generator()
-    if not isinstance(owner, random_of.MT19937):
-        return random_of.get_state()
     if _numpy is None or _numpy.owner is not owner:
+        if not isinstance(owner, random_of.MT19937):
+            return random_of.get_state()
         _, key, index, *_ = random_of.get_state()
         address = owner.ctypes.state_address
         words = [*key.tolist(), index]

@@ -1,11 +1,15 @@
-"""The loss and the gradient norm of steps; those on a GPU are read once they have arrived."""
+"""The loss and the norms of steps; those on a GPU are read once they have arrived."""
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
+from trainer_sdk.numerics.replay import square_sum
+from trainer_sdk.numerics.snapshot import local
 from trainer_sdk.sdk_log import warn_once
 
 
@@ -16,6 +20,8 @@ class StepValues(NamedTuple):
     loss: float | None
     grad_norm: float | None
     lr: float | None
+    output: float | None = None
+    """The norm of what the model has returned."""
 
 
 class StepReader:
@@ -27,9 +33,21 @@ class StepReader:
         """Whether the values of the last step were on a GPU, and arrive while the next is made."""
         self._coming: deque[tuple[int, list[Any], Any, float | None]] = deque()
 
-    def add(self, step: int, loss: Any, grad_norm: Any, lr: float | None) -> None:
-        """Take the values of a step; those on a GPU are copied in the background."""
-        values = [_scalar("loss", loss), _scalar("grad_norm", grad_norm)]
+    def read(
+        self, step: int, loss: Any, grad_norm: Any, lr: float | None, output: Any = None
+    ) -> list[StepValues]:
+        """Take the values of a step; return those of the steps that have arrived."""
+        loss, grad_norm = _scalar("loss", loss), _scalar("grad_norm", grad_norm)
+        if output is not None:
+            output = _scalar("output", output)
+        if self._coming or any(map(_is_tensor, (loss, grad_norm, output))):
+            self._add(step, [loss, grad_norm, output], lr)
+            return self.arrived()
+        self.is_late = False
+        return [StepValues(step, loss, grad_norm, lr, output)]
+
+    def _add(self, step: int, values: list[Any], lr: float | None) -> None:
+        """Keep the values of a step; those on a GPU are copied in the background."""
         event = None
         self.is_late = False
         devices = [value.device for value in values if isinstance(value, Tensor)]
@@ -50,13 +68,52 @@ class StepReader:
             if event is not None and not event.query():
                 break
             self._coming.popleft()
-            loss, grad_norm = (None if value is None else float(value) for value in values)
-            arrived.append(StepValues(step, loss, grad_norm, lr))
+            loss, grad_norm, output = (None if value is None else float(value) for value in values)
+            arrived.append(StepValues(step, loss, grad_norm, lr, output))
         return arrived
 
     def forget(self) -> None:
         """Forget what has not arrived: the training has gone back."""
         self._coming.clear()
+
+
+class OutputNorm:
+    """The norm of what the model returns, for a rank that has no loss to look at.
+
+    A stage of a pipeline hands wrong values on, and the loss and the gradients of others, which
+    are noisier, may hide them.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._modules = list(modules)
+        self._is_watched = False
+        self.is_open = False
+        """Whether the model computes the step for the first time."""
+        self._squares: Tensor | None = None
+
+    def taken(self, *, is_wanted: bool) -> Tensor | None:
+        """The norm over all calls of the step; None where it was not wanted before."""
+        if is_wanted and self.is_open and not self._is_watched:
+            self._is_watched = True
+            for module in self._modules:
+                if module._compiled_call_impl is None:  # noqa: SLF001 - a hook would compile anew
+                    module.register_forward_hook(self._see)
+        self.is_open = False
+        squares, self._squares = self._squares, None
+        return squares.sqrt() if is_wanted and squares is not None else None
+
+    def _see(self, _module: nn.Module, _inputs: object, result: Any) -> None:
+        if self.is_open and torch.is_grad_enabled():
+            with torch.no_grad():
+                for value in pytree.tree_leaves(result):
+                    if isinstance(value, Tensor) and value.is_floating_point():
+                        square = square_sum(local(value))
+                        self._squares = square if self._squares is None else self._squares + square
+                        return
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)
 
 
 def _copied(value: Tensor) -> Tensor:

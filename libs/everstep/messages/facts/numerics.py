@@ -10,6 +10,7 @@ _SIGNALS: Mapping[str, str] = {
     "inf": "the loss or the gradient norm is infinite",
     "loss_spike": "the loss left its band",
     "grad_norm_spike": "the gradient norm left its band",
+    "output_spike": "the norm of the model's output left its band",
     "replicas_differ": "replicas of the parameters are no longer equal",
     "restored_loss": "the loss does not go on where the checkpoint was saved",
     "results_differ": "a second run of the step gave another result",
@@ -74,8 +75,9 @@ class NumericsSuspected(NumericsFact, frozen=True, kw_only=True, tag="numerics_s
     """A result of a step cannot be right; the agent of rank 0 sends this."""
 
     signal: Name
-    """`nan`, `inf`, `loss_spike`, `grad_norm_spike`, `replicas_differ`, `restored_loss` (it does
-    not go on where the checkpoint was saved) or `results_differ` (a second run of the step)."""
+    """`nan`, `inf`, `loss_spike`, `grad_norm_spike`, `output_spike` (of what the model returned, on
+    a rank without a loss), `replicas_differ`, `restored_loss` (it does not go on where the
+    checkpoint was saved) or `results_differ` (a second run of the step)."""
     moved_at: Count
     """The step since which the value has moved: checkpoints of this step and later are suspect."""
     rank: Count | None = None

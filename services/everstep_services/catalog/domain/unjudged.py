@@ -14,7 +14,7 @@ from everstep_services.catalog.domain.index import Index
 _MOST = 16
 _REASON_MOST = 300
 _BY_DATA = frozenset({"", "correct_but_unexpected"})
-_SPIKES = frozenset({"loss_spike", "grad_norm_spike", "restored_loss"})
+_SPIKES = frozenset({"loss_spike", "grad_norm_spike", "output_spike", "restored_loss"})
 """Signals that a healthy training has, too."""
 
 

@@ -87,6 +87,8 @@ class Step:
     losses: Tensor
     first: Tensor
     second: Tensor
+    outputs: Tensor
+    """The norms of what the first layer hands on."""
 
 
 class Trainings:
@@ -140,7 +142,7 @@ class Trainings:
         offsets = torch.tensor([habit.offset for habit in self.habits])[:, None]
         outer = 2 * error / BATCH
         inner = (outer @ second.mT) * (before > 0)
-        step = Step(losses, inputs.mT @ inner, hidden.mT @ outer)
+        step = Step(losses, inputs.mT @ inner, hidden.mT @ outer, hidden.norm(dim=(2, 3)))
         for values in (step.losses, step.first, step.second):
             self._round(values)
         step.losses.sub_(offsets)

@@ -187,6 +187,35 @@ def test_values_and_their_band_are_shown(watch: Watch) -> None:
     assert watch.values["grad_norm"] == 1.0
 
 
+@pytest.mark.parametrize(("has_loss", "signals"), [(False, ["output_spike"]), (True, [])])
+def test_without_a_loss_the_output_of_the_model_is_looked_at(
+    watch: Watch, *, has_loss: bool, signals: list[str]
+) -> None:
+    """As of a stage of a pipeline, which hands it on; in micro-batches, and not when run again."""
+    model = nn.Linear(4, 4)
+    training = Numerics(session(), {"model": model}, range(120), mode="validate_results")
+
+    def compute(number: int) -> float | None:
+        output = model(torch.randn(8, 4))
+        output.mean().backward()
+        with torch.no_grad():
+            model(torch.full((8, 4), 1e6))  # as for a metric
+        return 1.0 if has_loss else None
+
+    for number in training:
+        if number == 119:
+            nn.init.constant_(model.weight, 100.0)
+        loss = training.compute(compute, number)
+        if number % 2:
+            assert training.accepts(loss=loss)
+    suspected = [
+        (message.body["step"], message.body["signal"])
+        for message in watch.messages
+        if isinstance(message, NumericsReported) and message.event == "suspected"
+    ]
+    assert suspected == [(60, signal) for signal in signals]
+
+
 def test_statistics_go_on_after_a_restart(watch: Watch) -> None:
     first = made()
     for number in range(80):

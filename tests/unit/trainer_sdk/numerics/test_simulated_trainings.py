@@ -75,11 +75,12 @@ def test_a_healthy_training_is_not_blamed_on_a_rank(steps: int, seed: int) -> No
 def looked(trainings: Trainings, step: Step) -> dict[int, UnexpectedResult]:
     """Show the step to each watch; return what is unexpected in each job."""
     losses, norms = step.losses.tolist(), trainings.norms(step).tolist()
+    outputs = step.outputs.tolist()
     suspected: dict[int, UnexpectedResult] = {}
     for job, habit in enumerate(trainings.habits):
         rate = habit.rate(trainings.step)
         for rank, watch in enumerate(trainings.watches[job]):
-            shown = (trainings.step, losses[job][rank], norms[job], rate)
+            shown = (trainings.step, losses[job][rank], norms[job], rate, outputs[job][rank])
             unexpected = watch.look(*shown)
             if unexpected is not None:
                 suspected.setdefault(job, unexpected)

@@ -45,6 +45,23 @@ def test_results_outside_their_own_history_are_unexpected(
         assert not unexpected.low <= unexpected.value <= unexpected.high
 
 
+def test_an_output_that_leaves_its_band_is_unexpected() -> None:
+    watch = ResultWatch()
+    for step in range(60):
+        watch.learn(step, output=5.0 + step % 3)
+    assert watch.look(60, output=7.0) is None
+    unexpected = watch.look(60, output=500.0)
+    assert unexpected is not None
+    assert unexpected.signal == "output_spike"
+    other = ResultWatch()
+    state = watch.state_dict()
+    other.load_state_dict(state)
+    assert other.look(60, output=500.0) is not None
+    del state["output"]  # as of a release that did not look at it
+    other.load_state_dict(state)
+    assert other.look(60, output=500.0) is None
+
+
 def test_only_numbers_that_are_not_finite_are_unexpected_while_there_is_no_history() -> None:
     watch = ResultWatch()
     for step, loss in enumerate((1.0, 1e30, -5.0, 0.0)):
@@ -88,6 +105,30 @@ def test_a_band_says_what_a_look_finds(losses: list[float], value: float) -> Non
     band = watch.band("loss")
     unexpected = watch.look(len(losses), value)
     assert (unexpected is not None) == (band is not None and not band.low <= value <= band.high)
+
+
+@given(
+    st.integers(0, 10_000),
+    st.sampled_from([0.0, 0.1, 3.0]),
+    st.sampled_from([0.0, 2.0, 20.0]),
+    st.sampled_from([None, 1e-3]),
+)
+def test_values_that_are_learned_together_are_judged_as_if_each_was_learned_at_once(
+    seed: int, noise: float, level: float, rate: float | None
+) -> None:
+    dice = random.Random(seed)
+    together, at_once = ResultWatch(), ResultWatch(ResultLimits(ahead=0))
+    for step in range(150):
+        scale = noise * dice.choice((1, 1, 1, 1, 8))
+        values = [level * 0.98**step + dice.gauss(0, scale) for _ in range(2)]
+        values.append(math.exp(dice.gauss(0, scale)))
+        if rate is not None and dice.random() < 0.02:
+            rate *= 2
+        shown = (step, values[0], abs(values[1]), rate, values[2])
+        assert together.look(*shown) == at_once.look(*shown)
+        for watch in (together, at_once):
+            watch.learn(*shown)
+    assert together.state_dict() == at_once.state_dict()
 
 
 def test_a_value_that_never_changes_is_expected() -> None:

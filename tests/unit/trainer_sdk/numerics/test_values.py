@@ -49,9 +49,8 @@ def on_device(value: float) -> Any:
 def test_values_arrive_in_the_order_of_steps() -> None:
     reader = StepReader(waits=False)
     for step in (1, 2):
-        reader.add(step, on_device(step + 0.5), None, 0.1)
+        assert reader.read(step, on_device(step + 0.5), None, 0.1) == []
         assert reader.is_late
-    assert reader.arrived() == []
     assert Event.made[0].stream == "stream of cpu"  # of the value's device, not of the present one
     Event.made[1].is_over = True
     assert reader.arrived() == []
@@ -64,8 +63,7 @@ def test_values_arrive_in_the_order_of_steps() -> None:
 
 def test_a_script_may_wait_for_them() -> None:
     reader = StepReader(waits=True)
-    reader.add(1, on_device(1.5), 2.0, None)
-    (arrived,) = reader.arrived()
+    (arrived,) = reader.read(1, on_device(1.5), 2.0, None)
     assert (arrived.loss, arrived.grad_norm) == (1.5, 2.0)
     assert not reader.is_late
     assert not Event.made
@@ -73,7 +71,6 @@ def test_a_script_may_wait_for_them() -> None:
 
 def test_what_has_not_arrived_is_forgotten_once_the_training_has_gone_back() -> None:
     reader = StepReader(waits=False)
-    reader.add(1, on_device(1.0), None, None)
+    reader.read(1, on_device(1.0), None, None)
     reader.forget()
-    reader.add(1, 2.0, None, None)
-    assert [one.loss for one in reader.arrived()] == [2.0]
+    assert [one.loss for one in reader.read(1, 2.0, None, None)] == [2.0]

@@ -70,8 +70,8 @@ class NumericsCase(Answer):
     round: int
     step: int = Field(description="The step whose result was unexpected.")
     signal: str | None = Field(
-        description="`nan`, `inf`, `loss_spike`, `grad_norm_spike`, `replicas_differ`, "
-        "`restored_loss` or `results_differ`.",
+        description="`nan`, `inf`, `loss_spike`, `grad_norm_spike`, `output_spike`, "
+        "`replicas_differ`, `restored_loss` or `results_differ`.",
         examples=["loss_spike"],
     )
     kind: str | None = Field(
