@@ -4,6 +4,7 @@ torchtitan computes its metrics at each `log_freq`-th step, so only these are lo
 counted in batches that the loader has given; a batch that is passed over counts, too.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,10 @@ from trainer_sdk.numerics.policy import NumericsPolicy
 
 NUMERICS = "everstep_numerics"
 """The name of the statistics in a checkpoint."""
+_NOT_FINITE = re.compile(r"Loss is not finite \(global_avg_loss=(.*?)\)")
+"""The error by which torchtitan's trainer ends the training, before it reports its metrics."""
+_DECIDED_WITHIN = 1
+"""Steps after which the ranks have decided on a step."""
 
 
 class TitanLoadPlanner(DefaultLoadPlanner):
@@ -53,6 +58,7 @@ class TitanNumerics(FrameworkNumerics):
         self._loader = loader
         self._state = {f"model_{number}": part for number, part in enumerate(model_parts)}
         self._metrics: tuple[Any, Any] | None = None
+        self._not_finite_since: int | None = None
         self._begin = 0
 
     def settle(self) -> None:
@@ -72,10 +78,28 @@ class TitanNumerics(FrameworkNumerics):
 
         def log(step: int, loss: float, *given: Any, **named: Any) -> None:
             norm = given[1] if len(given) > 1 else named.get("grad_norm")
-            self._metrics = loss, norm
+            self._metrics, self._not_finite_since = (loss, norm), None
             plain(step, loss, *given, **named)
 
         processor.log = log
+        if self._policy.unexpected != "observe":
+            self._follow_steps(trainer)
+
+    def _follow_steps(self, trainer: Any) -> None:
+        """Have a loss that is not finite be decided here, in place of the end of the training."""
+        plain = trainer.train_step
+
+        def train_step(*given: Any, **named: Any) -> None:
+            try:
+                plain(*given, **named)
+            except RuntimeError as error:
+                loss = _NOT_FINITE.match(str(error))
+                since = self._not_finite_since or trainer.step
+                if loss is None or trainer.step > since + _DECIDED_WITHIN:
+                    raise  # what was decided is to go on, and torchtitan does not
+                self._metrics, self._not_finite_since = (float(loss[1]), None), since
+
+        trainer.train_step = train_step
 
     def step(self, step: int, *, is_last: bool) -> None:
         """Look at a finished step, before it is saved."""

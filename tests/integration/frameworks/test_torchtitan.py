@@ -58,11 +58,12 @@ def test_with_keep_memory_it_loads_from_the_memory_of_the_node(
 
 @pytest.mark.matrix
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_batch_that_breaks_the_loss_is_gone_back_over_and_skipped(
-    titan: Path, tmp_path: Path
+    titan: Path, tmp_path: Path, ranks: int
 ) -> None:
     """The suspect checkpoint is not loaded; no other batch is left out."""
-    launch("titan_numerics.py", str(tmp_path), PYTHONPATH=path_with(titan))
+    launch("titan_numerics.py", str(tmp_path), ranks=ranks, PYTHONPATH=path_with(titan))
 
 
 def path_with(titan: Path) -> str:

@@ -1,9 +1,11 @@
 """torchtitan's checkpoint manager and loader on data with a batch that breaks the loss.
 
-`titan_numerics.py FOLDER`
+`titan_numerics.py FOLDER`, on one rank or on several replicas; the last one has the broken batch.
 """
 
+import importlib.util
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -12,6 +14,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import IterableDataset
 from torchtitan.components.dataloader import ParallelAwareDataloader
 
@@ -20,7 +24,10 @@ from trainer_sdk import testing
 from trainer_sdk.integrations.torchtitan import TitanCheckpointManager
 from trainer_sdk.integrations.torchtitan_numerics import NUMERICS
 from trainer_sdk.numerics import NumericsPolicy
+from trainer_sdk.numerics import rollback as rollback_acts
+from trainer_sdk.numerics.replica_hash import local_part
 from trainer_sdk.numerics.rollback import RestartNeededError
+from trainer_sdk.wire import NumericsReported
 
 STEPS, BROKEN, EVERY, PER_STEP = 80, 120, 10, 2
 SKIP = NumericsPolicy(unexpected="skip")
@@ -54,11 +61,20 @@ class Metrics:
 class Training(Part):
     """What torchtitan's trainer does around its checkpoint manager."""
 
-    def __init__(self, folder: Path, numerics: NumericsPolicy | None = SKIP) -> None:
+    def __init__(
+        self, folder: Path, numerics: NumericsPolicy | None = SKIP, broken: float = 1e6
+    ) -> None:
         super().__init__()
+        self.broken, self.kept = broken, 0.0
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.metrics_processor = Metrics()
         self.used: list[int] = []
-        self.loader = ParallelAwareDataloader(Counting(), 0, 1, batch_size=1)
+        self.loader = ParallelAwareDataloader(Counting(), self.rank, self.world, batch_size=1)
+        self.model = torch.nn.Linear(1, 1)
+        torch.nn.init.zeros_(self.model.weight)
+        torch.nn.init.zeros_(self.model.bias)
+        if self.world > 1:
+            replicate(self.model, mesh=init_device_mesh("cpu", (self.world,)))
         self.manager = TitanCheckpointManager(
             TitanCheckpointManager.Config(
                 enable=True,
@@ -69,7 +85,7 @@ class Training(Part):
                 numerics=numerics,
             ),
             dataloader=self.loader,
-            model_parts=[torch.nn.Linear(1, 1)],
+            model_parts=[self.model],
             optimizers=Part(),
             lr_schedulers=Part(),
             states={"train_state": self},
@@ -82,22 +98,39 @@ class Training(Part):
         batches = iter(self.loader)
         while self.step < STEPS:
             self.step += 1
-            numbers = [int(next(batches)[0]) for _ in range(PER_STEP)]
-            self.used += numbers
-            loss = 1e6 if BROKEN in numbers else 1.0 + self.step % 7 / 10
-            self.metrics_processor.log(self.step, loss, loss, loss / 2)
+            self.train_step(batches)
             self.manager.save(self.step, last_step=self.step == STEPS)
 
+    def train_step(self, batches: Iterator[Any]) -> None:
+        numbers = [int(next(batches)[0]) for _ in range(PER_STEP)]
+        self.used += numbers
+        is_broken = BROKEN in numbers and self.rank == self.world - 1
+        own = torch.tensor(self.broken if is_broken else 1.0 + self.step % 7 / 10)
+        dist.all_reduce(own)
+        loss = self.kept + float(own / self.world)
+        if not math.isfinite(loss):
+            self.kept = loss  # it has spoiled the parameters
+            raise RuntimeError(
+                f"Loss is not finite (global_avg_loss={loss}) at step {self.step}. "
+                "Stopping training."
+            )
+        self.metrics_processor.log(self.step, loss, loss, loss / 2)
 
-def main(folder: Path) -> None:
-    first = Training(folder)
-    with testing.watched():
-        try:
-            first.train()
-        except RestartNeededError:
-            assert BROKEN in first.used
-        else:
-            raise AssertionError("the broken batch was not noticed")
+    @torch.no_grad()
+    def spoil(self) -> None:
+        """Change a parameter of the last rank alone."""
+        if self.rank == self.world - 1:
+            local_part(self.model.weight).add_(1.0)
+
+
+def goes_back(folder: Path, broken: float) -> None:
+    first = Training(folder, broken=broken)
+    try:
+        first.train()
+    except RestartNeededError:
+        assert BROKEN in first.used
+    else:
+        raise AssertionError("the broken batch was not noticed")
     (act,) = json.loads((folder / "checkpoint/numerics.json").read_bytes())["acts"]
     begin, end = act["samples"]
     assert begin == BROKEN
@@ -112,16 +145,58 @@ def main(folder: Path) -> None:
     assert (third.step, third.loader.dataset.at) == (STEPS, count + end - begin)
     kept, restored = (part.manager.states[NUMERICS].state_dict() for part in (second, third))
     assert kept == restored
-    assert "distances" in kept["rank-0-of-1"]
-    Training(folder / "plain", numerics=None).train()
-    after = Training(folder / "plain")
+    assert "distances" in kept[f"rank-{second.rank}-of-{second.world}"]
+
+
+def ends_as_without_us(folder: Path, policy: NumericsPolicy, steps: int) -> None:
+    """A loss that is not finite ends the training: nothing is done about it, or nothing can be."""
+    training = Training(folder, policy, broken=float("nan"))
+    try:
+        training.train()
+    except RuntimeError as error:
+        assert "Loss is not finite" in str(error)
+    assert training.step == BROKEN // PER_STEP + 1 + steps
+
+
+def goes_on_from_a_checkpoint_without_statistics(folder: Path) -> None:
+    Training(folder, numerics=None).train()
+    after = Training(folder)
     after.manager.load()
     assert after.step == STEPS
 
 
+def names_replicas_that_differ(folder: Path) -> None:
+    with testing.watched(dist.get_rank()) as watch:
+        training = Training(folder, NumericsPolicy())
+        training.spoil()
+        training.train()
+    events = [message for message in watch.messages if isinstance(message, NumericsReported)]
+    judged = [event.body for event in events if event.event == "judged"]
+    expected = [("replica_differs", STEPS, [0, 1], "weight")] if not training.rank else []
+    assert [(it["kind"], it["step"], it["ranks"], it["group"]) for it in judged] == expected
+
+
+def main(folder: Path) -> None:
+    rollback_acts._ENDED_WITHIN_S = 0.0  # no agent ends the ranks
+    trainer = importlib.util.find_spec("torchtitan.trainer")
+    assert trainer is not None
+    assert trainer.origin is not None
+    assert '"Loss is not finite (global_avg_loss={' in Path(trainer.origin).read_text()
+    for name, broken in (("spike", 1e6), ("nan", float("nan"))):
+        goes_back(folder / name, broken)
+    ends_as_without_us(folder / "observed", NumericsPolicy(), 0)
+    ends_as_without_us(folder / "refused", NumericsPolicy(unexpected="skip", budget=0), 2)
+    goes_on_from_a_checkpoint_without_statistics(folder / "plain")
+    if dist.get_world_size() > 1:
+        names_replicas_that_differ(folder / "differ")
+
+
 if __name__ == "__main__":
     dist.init_process_group(
-        "gloo", init_method=f"file://{os.environ['EVERSTEP_TEST_STORE']}", rank=0, world_size=1
+        "gloo",
+        init_method=f"file://{os.environ['EVERSTEP_TEST_STORE']}",
+        rank=int(os.environ.get("RANK", "0")),
+        world_size=int(os.environ.get("WORLD_SIZE", "1")),
     )
     main(Path(sys.argv[1]))
     dist.destroy_process_group()
