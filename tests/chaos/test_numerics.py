@@ -13,8 +13,8 @@ from tests.chaos.numerics_runs.runs import judged_runs
 from tests.chaos.numerics_runs.tally import Row, shortfalls, table
 
 SEEDS = os.environ.get("EVERSTEP_NUMERICS_SEEDS", "0:200")
-FEW = (9, 23, 24, 32, 2067)
-"""Short trainings: HSDP, pipelines whose fault passes and stays, DDP; what only an output shows."""
+FEW = (9, 23, 24, 32, 117, 2067)
+"""Short trainings: HSDP, pipelines, DDP; how results vary; and what only an output shows."""
 
 
 def rows_of(seeds: "range | tuple[int, ...]", folder: Path) -> list[Row]:

@@ -179,15 +179,17 @@ class Numerics:
 
     def __iter__(self) -> Iterator[Any]:
         """The batches of one pass; those of a refused step come again."""
-        for batch in self._batches or ():
-            self._counting.settle()
-            if self._is_on:
-                self._warn_once(self._counting.begin())
-            if self._may_repeat:
-                self._present.note_batch()
-            yield batch
-        if self._is_on and self._counts.again:
-            self._report_counts()
+        try:
+            for batch in self._batches or ():
+                self._counting.settle()
+                if self._is_on:
+                    self._warn_once(self._counting.begin())
+                if self._may_repeat:
+                    self._present.note_batch()
+                yield batch
+        finally:  # also if the script leaves its loop
+            if self._is_on and self._counts.again:
+                self._report_counts()
 
     def compute(self, function: Callable[..., Result], batch: Any = NO_BATCH) -> Result:
         """Return what the function returns: the loss, or a tuple that begins with it.

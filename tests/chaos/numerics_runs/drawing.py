@@ -5,7 +5,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Parallel = Literal["ddp", "fsdp", "hsdp", "pipeline"]
-Plan = Literal["healthy", "validated", "periodic", "spike", "replicas", "poison", "rollback"]
+Plan = Literal[
+    "healthy", "validated", "periodic", "spike", "replicas", "poison", "rollback", "counted"
+]  # fmt: skip
 
 _WARM = 52
 """After so many steps the statistics know what to expect."""
@@ -14,6 +16,8 @@ _PLANS: dict[Plan, int] = {
     "healthy": 6, "validated": 8, "periodic": 3, "spike": 4, "replicas": 4, "poison": 2,
     "rollback": 2,
 }  # fmt: skip
+_COUNTED = (16, 5)
+"""Each 16th seed from the fifth on counts how results vary; the others are as without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +75,8 @@ def drawn(seed: int) -> Case:
     dice = random.Random(f"numerics {seed}")
     world = dice.choice((4, 4, 4, 8))
     (plan,) = dice.choices(list(_PLANS), list(_PLANS.values()))
+    if seed % _COUNTED[0] == _COUNTED[1]:
+        plan = "counted"
     kinds: tuple[Parallel, ...] = ("ddp", "fsdp", "hsdp", "pipeline")
     parallel = dice.choice(("ddp", "hsdp") if plan == "replicas" else kinds)
     case = Case(
@@ -163,6 +169,11 @@ def _rollback(dice: random.Random, case: Case) -> Case:
     return _saving(dice, replace(case, fault=fault, choices=choices))
 
 
+def _counted(dice: random.Random, case: Case) -> Case:
+    fault = _computation(dice, case, step=dice.randint(3, 10)) if dice.random() < 0.5 else None
+    return replace(case, fault=fault, choices={"mode": "report_determinism_stats"})
+
+
 def _saving(dice: random.Random, case: Case) -> Case:
     return replace(
         case,
@@ -174,7 +185,7 @@ def _saving(dice: random.Random, case: Case) -> Case:
 
 _DRAWS = {
     "healthy": _healthy, "validated": _validated, "periodic": _periodic, "spike": _spike,
-    "replicas": _replicas, "poison": _poison, "rollback": _rollback,
+    "replicas": _replicas, "poison": _poison, "rollback": _rollback, "counted": _counted,
 }  # fmt: skip
 
 

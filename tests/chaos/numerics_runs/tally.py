@@ -66,12 +66,34 @@ def judged(case: Case, results: Sequence[RankResult]) -> Row:
         e["event"] == "acted" and e["action"] in ("rollback", "skip") and e["outcome"] == "done"
         for e in events
     )
-    if case.fault is None:
+    if case.plan == "counted":
+        _counted(row, events, results)
+    elif case.fault is None:
         _healthy(row, events)
     else:
         _faulty(row, events, results)
     _continued(row, results)
     return row
+
+
+def _counted(row: Row, events: list[dict[str, Any]], results: Sequence[RankResult]) -> None:
+    """Each step is run again once: only a fault that has passed makes a result differ."""
+    case, counts = row.case, [event for event in events if event["event"] == "counted"]
+    row.faults += [f"{e['event']} in step {e['step']}" for e in events if e["event"] == "acted"]
+    # A training that is NaN from there on is not run again for ever.
+    least = case.steps if case.fault is None else case.fault.step
+    if not counts or counts[-1]["again"] < least:
+        row.faults.append(f"not each of the first {least} steps was run again: {counts[-1:]}")
+        return
+    compared = counts[-1]["results"]
+    different = {each["name"]: each["different"] for each in compared if each["different"]}
+    if case.fault is None:
+        row.faults += [f"false alarm: {different} differ"] if different else []
+        return
+    row.is_detected = row.is_kind_right = bool(different)
+    row.is_effective = bool(different) or _has_effect(case, results)
+    if row.is_effective and not different:
+        row.faults.append(f"{_MISSED} in {[each['name'] for each in compared]}")
 
 
 def _healthy(row: Row, events: Iterable[dict[str, Any]]) -> None:

@@ -86,6 +86,21 @@ def test_what_the_loop_draws_is_drawn_again(watch: Watch) -> None:
     assert drawn[2, 0] not in (drawn[0, 0], drawn[1, 0])
 
 
+@pytest.mark.parametrize(("warns", "kinds"), [(False, ["transient"]), (True, [])])
+def test_every_bit_counts_only_where_torch_refuses_other_algorithms(
+    watch: Watch, *, warns: bool, kinds: list[str]
+) -> None:
+    training, first = made(range(1), mode="validate_results", validate_every=1), [1.000001]
+    torch.use_deterministic_algorithms(mode=True, warn_only=warns)
+    try:
+        for _ in training:
+            loss = training.compute(lambda: first.pop() if first else 1.0)
+            training.accepts(loss=loss)
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+    assert [kind for name, kind in events(watch) if name == "judged"] == kinds
+
+
 def test_values_that_come_again_are_accepted(watch: Watch) -> None:
     training = made(range(2), mode="validate_results")
     for _ in training:
@@ -127,6 +142,16 @@ def test_a_call_that_has_failed_is_not_made_again(watch: Watch) -> None:
             training.accepts(loss=training.compute(compute, number))
     assert calls == [0, 0, 0, 1, 2, 2, 2, 3, 3, 3]
     assert events(watch) == [("counted", "")]
+
+
+def test_what_was_counted_is_reported_when_the_script_leaves_its_loop(watch: Watch) -> None:
+    training = made(range(9), mode="report_determinism_stats")
+    for number in training:
+        training.accepts(loss=training.compute(float, number))
+        if number == 3:
+            break
+    [message] = [each for each in watch.messages if isinstance(each, NumericsReported)]
+    assert (message.event, message.body["steps"], message.body["again"]) == ("counted", 4, 4)
 
 
 @pytest.mark.parametrize(
@@ -216,6 +241,16 @@ def test_without_a_loss_the_output_of_the_model_is_looked_at(
     assert suspected == [(60, signal) for signal in signals]
 
 
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_only_where_a_scaler_is_at_work_a_norm_may_be_infinite(
+    watch: Watch, *, is_enabled: bool
+) -> None:
+    scaler = torch.amp.GradScaler("cpu", enabled=is_enabled)
+    training = Numerics(session(), {"model": nn.Linear(2, 1), "scaler": scaler})
+    training.accepts(loss=1.0, grad_norm=float("inf"))
+    assert events(watch) == ([] if is_enabled else [("suspected", "")])
+
+
 def test_statistics_go_on_after_a_restart(watch: Watch) -> None:
     first = made()
     for number in range(80):
@@ -295,7 +330,7 @@ def test_an_unexpected_step_stops_the_job_if_that_is_wanted(watch: Watch) -> Non
             training.compute(lambda: NAN)
             training.accepts(loss=NAN)
     assert ended.value.code == 17
-    assert events(watch)[-1][0] == "acted"
+    assert [name for name, _ in events(watch)] == ["suspected", "judged", "acted", "counted"]
 
 
 def test_a_roll_back_by_a_restart_that_is_refused_was_never_done(
