@@ -3,6 +3,7 @@
 Each test tells what it would prove. One GPU is enough.
 """
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,10 +16,12 @@ from trainer_sdk.numerics.elsewhere import _decoded, _encoded
 from trainer_sdk.numerics.numerics import Numerics
 from trainer_sdk.numerics.replay import OwnGradients, StepCall
 from trainer_sdk.numerics.snapshot import RandomStates, Snapshot, TrainingParts
-from trainer_sdk.numerics.values import StepReader
+from trainer_sdk.numerics.values import LateMetrics, StepReader
 from trainer_sdk.rank_session import session
 from trainer_sdk.testing import Watch, watched
 from trainer_sdk.wire import NumericsReported
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # older releases of torch ask for it
 
 pytestmark = [
     pytest.mark.gpu,
@@ -115,6 +118,19 @@ def test_values_are_read_once_the_device_has_come_to_them() -> None:
         assert (arrived.loss, arrived.grad_norm) == (1.5, 3.0)
 
 
+def test_metrics_of_a_framework_are_shown_without_a_wait() -> None:
+    """Proves: Lightning's metrics on a GPU are read once the device has come to them."""
+    shown: dict[str, float] = {}
+    metrics = LateMetrics(shown.__setitem__)
+    busy(0.2)
+    value = torch.full((), 1.5, device="cuda")
+    metrics.show({"loss": value, "rate": 0.5})
+    assert shown == {"rate": 0.5}
+    torch.cuda.synchronize()
+    metrics.show({})
+    assert shown == {"rate": 0.5, "loss": 1.5}
+
+
 def test_a_step_does_not_wait_for_the_device(watch: Watch) -> None:
     """Proves: `compute` and `accepts` never synchronise, also where replicas would be hashed."""
     module = network()
@@ -147,7 +163,10 @@ def test_a_late_value_is_reported_with_its_step(watch: Watch) -> None:
 
 
 def test_a_late_value_leads_to_a_roll_back(watch: Watch, tmp_path: Any) -> None:
-    """Proves: the training goes back in place before the bad step, though it came to know late."""
+    """Proves: the training goes back in place before the bad step, though it came to know late.
+
+    The bad value arrives with its own step or with the next one, and is decided a step later.
+    """
     run, module = session(), network()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     state: dict[str, Any] = {"model": module, "optimizer": optimizer}
@@ -167,8 +186,7 @@ def test_a_late_value_leads_to_a_roll_back(watch: Watch, tmp_path: Any) -> None:
         if run.steps_made == 8:
             break
     checkpointer.close()
-    assert steps[:6] == [1, 2, 3, 4, 5, 5]
-    assert steps[-1] == 8
+    assert steps in ([*range(1, 6), *range(5, 9)], [*range(1, 7), *range(5, 9)])
 
 
 def test_a_script_that_waits_for_its_values_has_the_step_made_again(watch: Watch) -> None:

@@ -24,6 +24,7 @@ from trainer_sdk.environment import environ
 from trainer_sdk.integrations import resume, seals
 from trainer_sdk.integrations.framework_session import FrameworkSession, check_version, harmless
 from trainer_sdk.integrations.sealer import Sealer
+from trainer_sdk.numerics.values import LateMetrics
 from trainer_sdk.sdk_log import warn_once
 
 if TYPE_CHECKING:
@@ -154,6 +155,7 @@ class LightningCallback(Callback):  # type: ignore[misc]  # untyped where it is 
     ) -> None:
         check_version("lightning", "2.6.1", "2.7")
         self._run = FrameworkSession("Lightning")
+        self._metrics = LateMetrics(self._run.session.report)
         self._dirpath = os.fspath(dirpath)
         self._autoresume = autoresume
         self._local_every = local_every_n_train_steps
@@ -290,8 +292,7 @@ class LightningCallback(Callback):  # type: ignore[misc]  # untyped where it is 
             return
         self._step = trainer.global_step
         self._run.step(self._step)
-        for name, value in trainer.callback_metrics.items():
-            self._run.session.report(str(name), float(value))
+        self._metrics.show(trainer.callback_metrics)
 
     @harmless
     def _save_in_memory(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -367,9 +368,7 @@ class _Progress:
 
     def state_dict(self) -> dict[str, Any]:
         """The progress of loops, and the states of schedulers."""
-        schedulers = [
-            config.scheduler.state_dict() for config in self._trainer.lr_scheduler_configs
-        ]
+        schedulers = [each.scheduler.state_dict() for each in self._trainer.lr_scheduler_configs]
         whole = {"loop": self._trainer.fit_loop.state_dict(), "lr": schedulers}
         if self._numerics is not None:
             whole["numerics"] = self._numerics.state_dict()

@@ -1,7 +1,7 @@
 """The loss and the norms of steps; those on a GPU are read once they have arrived."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +31,7 @@ class StepReader:
         self._waits = waits
         self.is_late = False
         """Whether the values of the last step were on a GPU, and arrive while the next is made."""
-        self._coming: deque[tuple[int, list[Any], Any, float | None]] = deque()
+        self._coming: deque[tuple[int, list[Any], list[Any], float | None]] = deque()
 
     def read(
         self, step: int, loss: Any, grad_norm: Any, lr: float | None, output: Any = None
@@ -48,24 +48,21 @@ class StepReader:
 
     def _add(self, step: int, values: list[Any], lr: float | None) -> None:
         """Keep the values of a step; those on a GPU are copied in the background."""
-        event = None
-        self.is_late = False
-        devices = [value.device for value in values if isinstance(value, Tensor)]
-        if devices and not self._waits:
+        devices = {value.device for value in values if isinstance(value, Tensor)}
+        self.is_late = bool(devices) and not self._waits
+        if self.is_late:
             values = [_copied(value) if isinstance(value, Tensor) else value for value in values]
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(torch.cuda.current_stream(devices[0]))
-            self.is_late = True
-        self._coming.append((step, values, event, lr))
+        events = [_recorded(device) for device in devices if self.is_late]
+        self._coming.append((step, values, events, lr))
 
     def arrived(self, *, waits: bool = False) -> list[StepValues]:
         """The values of the steps that have arrived, the oldest first; or those of all steps."""
         arrived = []
         while self._coming:
-            step, values, event, lr = self._coming[0]
-            if event is not None and waits:
+            step, values, events, lr = self._coming[0]
+            for event in events if waits else ():
                 event.synchronize()
-            if event is not None and not event.query():
+            if not all(event.query() for event in events):
                 break
             self._coming.popleft()
             loss, grad_norm, output = (None if value is None else float(value) for value in values)
@@ -123,6 +120,13 @@ def _copied(value: Tensor) -> Tensor:
     return pinned
 
 
+def _recorded(device: torch.device) -> Any:
+    """An event that is over once the device has come to it."""
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
 def _scalar(name: str, value: Any) -> "float | Tensor | None":
     """A number, or a tensor on a GPU with a single value; None for anything else, after a line."""
     if value is None or isinstance(value, float):
@@ -139,3 +143,27 @@ def _scalar(name: str, value: Any) -> "float | Tensor | None":
     except Exception:  # noqa: BLE001 - the training goes on, whatever it has given
         warn_once(f"numerics: {name} must be one number, and is {type(value).__name__}")
         return None
+
+
+class LateMetrics:
+    """Reports the newest values by name, without waiting for the device.
+
+    While those of an earlier step are on their way, newer ones on a GPU are passed over.
+    """
+
+    def __init__(self, report: Callable[[str, float], None]) -> None:
+        self._report = report
+        self._coming: dict[str, Tensor] = {}
+        self._events: list[Any] = []
+
+    def show(self, values: Mapping[str, Any]) -> None:
+        """Report the values of a step that are on the host, and what has arrived from a GPU."""
+        late = {name: value for name, value in values.items() if getattr(value, "is_cuda", False)}
+        if all(event.query() for event in self._events):
+            for name, value in self._coming.items():
+                self._report(name, float(value))
+            self._coming = {name: _copied(value.detach()) for name, value in late.items()}
+            self._events = [_recorded(device) for device in {each.device for each in late.values()}]
+        for name, value in values.items():
+            if name not in late:
+                self._report(name, float(value))

@@ -7,13 +7,20 @@ import torch
 from torch import Tensor
 
 from trainer_sdk.numerics import values
-from trainer_sdk.numerics.values import StepReader
+from trainer_sdk.numerics.values import LateMetrics, StepReader
 
 
 class OnDevice(Tensor):
     """A tensor that says it is on a GPU."""
 
     is_cuda = True
+    device: Any = "cuda:0"
+
+
+class OnAnother(OnDevice):
+    """On the second GPU."""
+
+    device = "cuda:1"
 
 
 class Event:
@@ -42,8 +49,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(values, "_copied", lambda value: value.detach().clone())
 
 
-def on_device(value: float) -> Any:
-    return torch.tensor(value).as_subclass(OnDevice)
+def on_device(value: float, kind: type[OnDevice] = OnDevice) -> Any:
+    return torch.tensor(value).as_subclass(kind)
 
 
 def test_values_arrive_in_the_order_of_steps() -> None:
@@ -51,7 +58,7 @@ def test_values_arrive_in_the_order_of_steps() -> None:
     for step in (1, 2):
         assert reader.read(step, on_device(step + 0.5), None, 0.1) == []
         assert reader.is_late
-    assert Event.made[0].stream == "stream of cpu"  # of the value's device, not of the present one
+    assert Event.made[0].stream == "stream of cuda:0", "of the value's device, not of the present"
     Event.made[1].is_over = True
     assert reader.arrived() == []
     Event.made[0].is_over = True
@@ -59,6 +66,18 @@ def test_values_arrive_in_the_order_of_steps() -> None:
         (1, 1.5, 0.1),
         (2, 2.5, 0.1),
     ]
+
+
+def test_a_norm_on_another_gpu_than_the_loss_is_waited_for_there() -> None:
+    """As of a model that one process has on two GPUs."""
+    reader = StepReader(waits=False)
+    assert reader.read(1, on_device(1.5), on_device(2.0, OnAnother), None) == []
+    events = {event.stream: event for event in Event.made}
+    assert sorted(events) == ["stream of cuda:0", "stream of cuda:1"]
+    events["stream of cuda:0"].is_over = True
+    assert reader.arrived() == []
+    events["stream of cuda:1"].is_over = True
+    assert [one.grad_norm for one in reader.arrived()] == [2.0]
 
 
 def test_a_script_may_wait_for_them() -> None:
@@ -74,3 +93,16 @@ def test_what_has_not_arrived_is_forgotten_once_the_training_has_gone_back() -> 
     reader.read(1, on_device(1.0), None, None)
     reader.forget()
     assert [one.loss for one in reader.read(1, 2.0, None, None)] == [2.0]
+
+
+def test_metrics_on_a_gpu_are_shown_once_they_have_arrived() -> None:
+    shown: list[tuple[str, float]] = []
+    metrics = LateMetrics(lambda name, value: shown.append((name, value)))
+    metrics.show({"loss": on_device(1.0), "rate": 0.5, "epoch": torch.tensor(0.0)})
+    assert shown == [("rate", 0.5), ("epoch", 0.0)]
+    metrics.show({"loss": on_device(2.0)})  # the first one is still on its way
+    Event.made[0].is_over = True
+    metrics.show({"loss": on_device(3.0)})
+    Event.made[1].is_over = True
+    metrics.show({})
+    assert shown[2:] == [("loss", 1.0), ("loss", 3.0)]
