@@ -107,15 +107,14 @@ class StepExamination:
             run_again(self._parts, present.calls, present.before)
         after.put_back()
         gathered = self._agreement.ranks.gather([*map(bits, check.deviations)], list[int])
-        named = judgement.ranks
-        pairs = {
-            (result.rank, result.elsewhere_by)
+        deviations = [[*map(number, words)] for words in gathered]
+        odd = {
+            odd_one({rank: deviations[rank] for rank in (result.rank, result.elsewhere_by)})
             for result in results
-            if result.rank in named and result.elsewhere_by in named
+            if result.rank in judgement.ranks and result.elsewhere_by is not None
         }
-        apart = [odd_one({rank: [*map(number, gathered[rank])] for rank in pair}) for pair in pairs]
-        odd = {rank for rank in apart if rank is not None}
-        return decided(judgement, odd.pop(), results) if len(odd) == 1 else judgement
+        named = [rank for rank in judgement.ranks if rank in odd]
+        return decided(judgement, named[0], results) if len(named) == 1 else judgement
 
     def _found_peers(self) -> StepPeers:
         if self._peers is None:
