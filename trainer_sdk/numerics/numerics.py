@@ -182,8 +182,8 @@ class Numerics:
         try:
             for batch in self._batches or ():
                 self._counting.settle()
-                if self._is_on:
-                    self._warn_once(self._counting.begin())
+                if self._is_on and (text := self._counting.begin()):
+                    self._warn_once(text)
                 if self._may_repeat:
                     self._present.note_batch()
                 yield batch
@@ -198,7 +198,8 @@ class Numerics:
         gradients, and nothing else; with a batch as its argument, also on another rank.
         """
         if self._is_on:
-            self._warn_once(self._counting.begin())
+            if text := self._counting.begin():
+                self._warn_once(text)
             self._outputs.is_open = True
         is_validated = self._may_repeat and self._is_validated(self._counting.next_step())
         if not self._may_repeat or (self._is_behind and not is_validated):
@@ -214,7 +215,8 @@ class Numerics:
         if not self._is_on:
             return True
         step = self._counting.next_step()
-        self._warn_once(self._counting.decide())
+        if text := self._counting.decide():
+            self._warn_once(text)
         self._equal_at = self._equal_at or step
         output = self._outputs.taken(is_wanted=loss is None)
         rate = self._rate() if lr is None else lr
@@ -251,7 +253,8 @@ class Numerics:
         is_unexpected = agreed & _UNEXPECTED
         if not is_unexpected:
             self._alike = 0
-        if decision.is_accepted and (is_unexpected or self._is_validated(step)):
+        is_examined = is_unexpected or (self._may_repeat and self._is_validated(step))
+        if is_examined and decision.is_accepted:
             with self._session.section("numerics", "evaluation"):
                 decision = self._examine(step, sighting)
         return decision
@@ -326,7 +329,7 @@ class Numerics:
         if self._mode == "report_determinism_stats" or self._is_moved(step):
             return True
         every = self._validate_every
-        return self._mode == "validate_results" and every > 0 and step % every == 0
+        return every > 0 and step % every == 0
 
     def _is_moved(self, step: int) -> bool:
         """Whether the step is compared with what ranks computed before they moved."""
@@ -517,6 +520,6 @@ class Numerics:
             )
 
     def _warn_once(self, text: str) -> None:
-        if text and not self._is_warned:
+        if not self._is_warned:
             self._is_warned = True
             self._reporter.warn(text)

@@ -2,6 +2,7 @@
 
 import ctypes
 import random
+import struct
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,6 +18,11 @@ from trainer_sdk.numerics.unsharded import unsharded_parameters, with_wrappers
 
 GROUPS_MOST = 64
 _TWISTER_WORDS = 625
+_KEY_BYTES = 4
+"""Of a word of the key, and of the index before it."""
+_TORCH_INDEX, _TORCH_STORED, _TORCH_HEAD = 16, 5016, 192
+"""Where a state of torch has its index, as 8 bytes like each word of the key that follows, and then
+the normal numbers in store; and within how many bytes of a generator the key begins."""
 _SMALL = 1 << 16
 """Buffers with at most this many elements are always copied: kernels of BatchNorm change theirs
 without a new version."""
@@ -138,13 +144,16 @@ class RandomStates:
 
     def __init__(self) -> None:
         self.python = _PYTHON.state()
-        self.torch = torch.default_generator.get_state()
+        self.torch = _TORCH.state()[0]
         self.numpy = _numpy_state() if "numpy" in sys.modules else None
         is_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         self.cuda = torch.cuda.get_rng_state() if is_cuda else None
 
     def put_back(self) -> None:
         """Continue from these states."""
+        for twister in (_PYTHON, _TORCH, _numpy):
+            if twister is not None:
+                twister.forget()  # a normal number in store is not part of its mark
         random.setstate(self.python)
         torch.set_rng_state(self.torch)
         if self.numpy is not None:
@@ -183,6 +192,10 @@ class _Twister:
             self._mark, self._state = mark, self._read()
         return self._state
 
+    def forget(self) -> None:
+        """Ask for the state the next time."""
+        self._mark = None
+
 
 def _python_twister() -> _Twister:
     """That of the module `random`: in memory, the index comes first."""
@@ -192,7 +205,25 @@ def _python_twister() -> _Twister:
     return _Twister(owner, address, 0, random.getstate, [index, *key])
 
 
+def _torch_twister() -> _Twister:
+    """That of torch on the CPU: its index comes before the key, somewhere in its generator."""
+    owner: Any = torch.default_generator
+    state = _torch_state()[0].numpy().tobytes()
+    index, *key = struct.unpack_from(f"{_TWISTER_WORDS}Q", state, _TORCH_INDEX)
+    octets = ctypes.string_at(owner._cdata, _TORCH_HEAD)  # noqa: SLF001 - there is no other way
+    at = max(octets.find(struct.pack("4I", *key[:4])) - _KEY_BYTES, 0)
+    return _Twister(owner, owner._cdata + at, 0, _torch_state, [index, *key])  # noqa: SLF001
+
+
+def _torch_state() -> tuple[Tensor, bool]:
+    """The state, and whether a normal number is in store."""
+    state = torch.default_generator.get_state()
+    stored = ctypes.string_at(state.data_ptr() + _TORCH_STORED, len(state) - _TORCH_STORED)
+    return state, any(stored)
+
+
 _PYTHON = _python_twister()
+_TORCH = _torch_twister()
 _numpy: _Twister | None = None
 
 

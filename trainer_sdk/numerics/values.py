@@ -40,7 +40,10 @@ class StepReader:
         loss, grad_norm = _scalar("loss", loss), _scalar("grad_norm", grad_norm)
         if output is not None:
             output = _scalar("output", output)
-        if self._coming or any(map(_is_tensor, (loss, grad_norm, output))):
+        is_on_device = (
+            isinstance(loss, Tensor) or isinstance(grad_norm, Tensor) or isinstance(output, Tensor)
+        )
+        if is_on_device or self._coming:
             self._add(step, [loss, grad_norm, output], lr)
             return self.arrived()
         self.is_late = False
@@ -107,10 +110,6 @@ class OutputNorm:
                         square = square_sum(local(value))
                         self._squares = square if self._squares is None else self._squares + square
                         return
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, Tensor)
 
 
 def _copied(value: Tensor) -> Tensor:

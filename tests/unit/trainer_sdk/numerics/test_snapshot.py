@@ -1,6 +1,7 @@
 """A step is put back: random states, buffers and gradients."""
 
 import random
+from collections.abc import Callable
 
 import numpy
 import torch
@@ -52,6 +53,29 @@ def test_generators_are_asked_only_when_they_have_moved() -> None:
     assert seeded.python == random.getstate()
     random.seed(5)
     assert RandomStates().python == random.getstate() != seeded.python
+
+
+def test_states_are_those_of_the_generators_whatever_is_drawn() -> None:
+    """Also normal numbers in store, which come and go while the generator stays as it is."""
+    dice, kept = random.Random(3), [RandomStates()]
+    draws: list[Callable[[], object]] = [
+        lambda: torch.randn(1),
+        lambda: torch.randn(1, dtype=torch.float64),
+        lambda: torch.rand(700),
+        lambda: random.gauss(0, 1),
+        random.random,
+        numpy.random.normal,
+        lambda: numpy.random.rand(3),
+        lambda: dice.choice(kept).put_back(),
+    ]
+    for _ in range(2000):
+        dice.choice(draws)()
+        states = RandomStates()
+        kept = [*kept[-20:], states]
+        assert torch.equal(states.torch, torch.get_rng_state())
+        assert states.python == random.getstate()
+        assert states.numpy is not None
+        assert repr(states.numpy) == repr(numpy.random.get_state())
 
 
 def test_gradients_stay_where_they_are() -> None:
