@@ -72,7 +72,10 @@ class NumericsRecorder:
         self._incidents: dict[str, str] = {}
         """The incidents of the newest cases."""
         self._unjudged: set[tuple[int, str]] = set()
-        """Rounds and signals that opened an incident before any judgement: each opens one."""
+        """Rounds and signals, or refused actions, that opened an incident without a judgement: each
+        opens one."""
+        self._suspected: NumericsSuspected | None = None
+        """The newest one."""
 
     def heard(self, round: int, line: NumericsReported) -> list[Fact]:
         """The facts that follow from a report."""
@@ -101,14 +104,13 @@ class NumericsRecorder:
     def _of_case(self, fact: NumericsFact) -> list[Fact]:
         match fact:
             case NumericsSuspected(ranks=ranks):
+                self._suspected = fact
                 key = (fact.round, fact.signal)
                 if fact.signal not in _CERTAIN or key in self._unjudged:
                     return [fact]
                 self._unjudged.add(key)
                 return self._opened(fact, fact.reason, ranks[0] if len(ranks) == 1 else fact.rank)
-            case NumericsJudged(moved_from=int()):
-                return [fact]  # the end of that round has its incident
-            case NumericsJudged():
+            case NumericsJudged(moved_from=None):
                 if self._open is not None:
                     self._open.reason = fact.reason
                 is_theirs = fact.kind not in _OF_NO_RANK
@@ -116,9 +118,22 @@ class NumericsRecorder:
                 node = fact.node if fact.node and is_theirs else None
                 return self._opened(fact, fact.reason, rank, node)
             case NumericsActed():
-                return [fact, *self._acted(fact)]
-            case _:
+                facts = self._refused(fact) if fact.outcome == "refused" else [fact]
+                return [*facts, *self._acted(fact)]
+            case _:  # a result of before the ranks moved: the end of that round has its incident
                 return [fact]
+
+    def _refused(self, fact: NumericsActed) -> list[Fact]:
+        """Somebody wanted an action, and the training goes on without it: that is an incident."""
+        key = (fact.round, fact.action)
+        is_told = fact.incident is not None or key in self._unjudged
+        self._unjudged.add(key)
+        if is_told:
+            return [fact]
+        suspected = self._suspected
+        if suspected is None or suspected.case != fact.case:
+            return self._opened(fact, f"at step {fact.step} a result is unexpected", None)
+        return self._opened(fact, suspected.reason, suspected.rank)
 
     def _opened(
         self, fact: NumericsFact, reason: str, rank: int | None, node: str | None = None

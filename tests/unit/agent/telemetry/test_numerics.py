@@ -157,6 +157,26 @@ def test_a_result_about_which_nothing_could_be_done_is_no_recovery(
     assert closed.reason.endswith("; the training could not go back: no checkpoint is older")
 
 
+def test_an_action_that_was_wanted_and_refused_is_an_incident_once_a_round(
+    recorder: NumericsRecorder,
+) -> None:
+    """A mere spike opens none."""
+    refused = ACTED | {"outcome": "refused", "reason": "no checkpoint is older", "to_step": None}
+    assert kinds(heard(recorder, "suspected", SPIKE)) == [NumericsSuspected]
+    opened, acted, closed = heard(recorder, "acted", refused)
+    assert isinstance(opened, IncidentOpened)
+    assert isinstance(acted, NumericsActed)
+    assert isinstance(closed, IncidentClosed)
+    assert opened.reason == "at step 41 the loss left its band: 9.5, expected 3"
+    assert opened.incident == acted.incident == closed.incident
+    assert (closed.outcome, closed.reason) == (
+        "failed", f"{opened.reason}; the training could not go back: no checkpoint is older",
+    )  # fmt: skip
+    for case in (A, B):
+        heard(recorder, "suspected", SPIKE | {"case": case})
+        assert kinds(heard(recorder, "acted", refused | {"case": case})) == [NumericsActed]
+
+
 def test_a_round_that_no_incident_ends_closes_the_case(recorder: NumericsRecorder) -> None:
     heard(recorder, "judged", JUDGED)
     heard(recorder, "acted", ACTED | {"action": "exclude", "to_step": None})
