@@ -300,6 +300,7 @@ class Session:
 
     def close(self) -> None:
         """Close the session: the training is over, and the process is about to exit."""
+        self._seconds[layout.CLOSED_S] = monotonic()  # the endings may wait for other ranks
         endings, self._endings = self._endings, []
         for end in endings if not self._has_seen_stop else ():
             end()
