@@ -106,10 +106,14 @@ class OutputNorm:
         if self.is_open and torch.is_grad_enabled():
             with torch.no_grad():
                 for value in pytree.tree_leaves(result):
-                    if isinstance(value, Tensor) and value.is_floating_point():
+                    if _has_norm(value):
                         square = square_sum(local(value))
                         self._squares = square if self._squares is None else self._squares + square
                         return
+
+
+def _has_norm(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.layout == torch.strided
 
 
 def _copied(value: Tensor) -> Tensor:
