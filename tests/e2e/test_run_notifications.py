@@ -112,3 +112,50 @@ def test_a_stall_that_is_only_watched_is_told_when_it_is_found_and_when_it_ends(
     assert (last["outcome"], last["lost_steps"]) == ("recovered", 0)
     assert [told["text"].count("rank 0 has made no progress") for told in messages] == [1, 1]
     assert "End: rank 0 moves again after " in last["text"]
+
+
+WRONG = """
+import sys, time, torch, trainer_sdk
+from pathlib import Path
+
+run, wrong = trainer_sdk.session(), [float("nan")]
+numerics = run.numerics({"model": torch.nn.Linear(1, 1)}, range(9), mode="validate_results")
+for number in numerics:
+    is_wrong = number == 4
+    loss = numerics.compute(lambda _: wrong.pop() if is_wrong and wrong else 1.0, number)
+    if numerics.accepts(loss=loss):
+        run.step()
+while not Path(sys.argv[1]).exists():
+    time.sleep(0.02)
+"""
+
+
+def test_a_result_that_cannot_be_right_is_told_with_its_judgement(tmp_path: Path, job: str) -> None:
+    """It was over before its message was sent, so there is a single one."""
+    script, end = tmp_path / "wrong.py", tmp_path / "end"
+    script.write_text(WRONG)
+    messages = list[dict[str, Any]]()
+    with receiver(messages) as url:
+        environ = environment(tmp_path, job, EVERSTEP_NOTIFY__WEBHOOK__URL=url)
+        command = (
+            "run", "--state-dir", str(tmp_path / "state"), "--job", job, "--cold",
+            str(script), str(end),
+        )  # fmt: skip
+        try:
+            run = Process(
+                python("-m", "everstep_services.cli", *command), environ, tmp_path / "0.log"
+            )
+            until(lambda: messages, "the result is told", within_s=120)
+            end.touch()
+            assert run.wait(120) == 0, run.said
+        finally:
+            kill_all(tagged(job))
+    (told,) = messages
+    assert (told["event"], told["state"], told["outcome"]) == ("incident", "resolved", "recovered")
+    assert (told["ranks"], told["lost_steps"]) == ([0], 0)
+    for sentence in (
+        "at step 5 the loss or the gradient norm is not a number",
+        "was not reproduced: loss nan, again 1 and 1",
+        "the training made the step again",
+    ):
+        assert told["text"].count(sentence) == 1, told["text"]

@@ -145,6 +145,11 @@ def test_the_end_does_not_repeat_what_was_reported() -> None:
     ending = "rank 3 exited with 1; rank 3 moves again"
     over = a_notice(state="resolved", outcome="recovered", ending=ending)
     assert texts.text(over) == "rank 3 exited with 1\nEnd: rank 3 moves again"
+    over = msgspec.structs.replace(
+        over, cause="gpu", verdict="step 7: NaN; 1 again", reason="a NaN"
+    )
+    over = msgspec.structs.replace(over, ending="NaN; 1 again; the step was made again")
+    assert texts.text(over).endswith("First reported: a NaN\nEnd: the step was made again")
 
 
 def test_every_link_is_a_page_of_the_dashboard() -> None:

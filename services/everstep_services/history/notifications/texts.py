@@ -1,6 +1,7 @@
 """What a notice says, in words and in facts, the same for every target. Pure."""
 
 from collections.abc import Callable, Iterable
+from itertools import dropwhile
 from typing import Literal
 from urllib.parse import quote
 
@@ -44,7 +45,9 @@ def text(notice: Notice) -> str:
         verdict = f"Verdict: {_cause(notice)}. {notice.verdict}"
         is_other = notice.reason not in notice.verdict
         reports = [verdict, f"First reported: {notice.reason}" if is_other else ""]
-    ending = notice.ending.removeprefix(f"{notice.reason}; ")
+    reported = f"{notice.reason}; {notice.verdict}"
+    clauses = notice.ending.split("; ")
+    ending = "; ".join(dropwhile(lambda clause: clause in reported, clauses))
     sentences = [
         *reports,
         notice.action and f"Done: {notice.action}",
