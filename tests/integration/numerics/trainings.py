@@ -252,6 +252,7 @@ def _plain(module: nn.Module) -> Callable[[Tensor], Tensor]:
 
 KINDS: dict[str, Callable[[], Training]] = {
     "ddp": replicated,
+    "pair": replicated,
     "fsdp": lambda: sharded(dist.get_world_size()),
     "hsdp": lambda: sharded(2, dist.get_world_size() // 2),
     "pipeline": staged,

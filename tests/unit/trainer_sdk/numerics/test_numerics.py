@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from trainer_sdk import layout
 from trainer_sdk.checkpoint import Checkpointer
 from trainer_sdk.numerics.numerics import Numerics
 from trainer_sdk.numerics.present_step import SuspectSteps
@@ -296,8 +297,9 @@ def test_statistics_of_another_release_are_a_line_and_no_error(
 def test_a_session_that_ends_well_decides_on_the_last_steps(
     watch: Watch, monkeypatch: pytest.MonkeyPatch, error: ValueError | None, times: int
 ) -> None:
-    ends: list[str] = []
-    monkeypatch.setattr(Numerics, "finish", lambda _: ends.append("finished"))
+    ends: list[float] = []
+    page = session()._seconds
+    monkeypatch.setattr(Numerics, "finish", lambda _: ends.append(page[layout.CLOSED_S]))
     training = made(range(3))
     with suppress(ValueError), session():
         assert training.accepts(loss=1.0)
@@ -305,6 +307,7 @@ def test_a_session_that_ends_well_decides_on_the_last_steps(
             raise error
     session().close()
     assert len(ends) == times
+    assert all(ends), "a rank that waits for others there has not stalled"
 
 
 def test_a_loop_that_has_ended_does_not_go_back_in_place(watch: Watch, tmp_path: Path) -> None:
