@@ -1,6 +1,7 @@
 """How right `everstep logs analyze` is on generated logs, and how fast.
 
-    python -m benchmarks.log_analysis [--megabytes 100] [--rounds 5]
+    python -m benchmarks.log_analysis [--megabytes 100] [--rounds 5] [--only NAME …]
+    python -m benchmarks.log_analysis --failures DIR [--megabytes 20] [--rounds 5]
     python -m benchmarks.log_analysis --score SEED [--logs 5] [--ranks 64] [--held-out]
 
 `--score` writes logs of each class (tests/fakes/failure_logs.py) and prints macro-F1, what was
@@ -12,9 +13,12 @@ Without, it prints MB per second of a processor next to a plain read of the same
 write it: Megatron's progress line of 8 ranks of a node, which differ in numbers only, and one line
 in 200 of 12 kinds of remarks. `noisy` is the same with colours, progress bars, and one line in 10
 that means nothing but has words of the rules or of NCCL. `varied` is the worst case: each line has
-letters of its own, drawn by chance, so that no line has an earlier one's shape. One process, one
-core, files in the page cache; the part of 20 MB that a file repeats is larger than what the
-analyzer remembers.
+letters of its own, drawn by chance, so that no line has an earlier one's shape. Logs of nothing but
+failures: `crashes` is a crash loop, with other times, processes, addresses and steps in each turn;
+`failures` has all failures of tests/corpus/public again and again, each time with other digits but
+in names; with --failures the same with the logs of a folder (`*.log`), and with their own digits
+(`equal`). One process, one core, files in the page cache; the part of 20 MB that a file
+repeats is larger than what the analyzer remembers.
 """
 
 import argparse
@@ -24,13 +28,15 @@ import resource
 import string
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
+from benchmarks.foreign import public
 from everstep_services.attribution.log_analysis.files import analyze_files
 from everstep_services.attribution.log_analysis.rules import shipped
 from tests.fakes.failure_lines import NOISE
+from tests.fakes.failure_loops import crashes, with_other_digits
 from tests.score_logs import score
 
 _END = (
@@ -51,17 +57,28 @@ def main() -> None:
     words.add_argument("--held-out", action="store_true", help="lines that came after the rules")
     words.add_argument("--megabytes", type=int, default=100)
     words.add_argument("--rounds", type=int, default=5)
+    words.add_argument("--only", nargs="+", choices=list(_LOGS), default=list(_LOGS))
+    words.add_argument("--failures", type=Path, metavar="DIR", help="measure with logs of a folder")
     options = words.parse_args()
     if options.score is None:
-        print_speeds(options.megabytes, options.rounds)
+        logs = {name: _LOGS[name] for name in options.only}
+        if options.failures:
+            texts = [path.read_text(errors="replace") for path in options.failures.glob("*.log")]
+            logs = {
+                "equal": lambda: failures(texts, share=0.0),
+                "failures": lambda: failures(texts),
+            }
+        print_speeds(logs, options.megabytes, options.rounds)
         return
     scores = score(options.score, options.logs, options.ranks, held_out=options.held_out)
     print(*scores.wrong, *scores.lines(), sep="\n")
 
 
-def print_speeds(megabytes: int, rounds: int) -> None:
+def print_speeds(
+    logs: Mapping[str, Callable[[], Iterator[str]]], megabytes: int, rounds: int
+) -> None:
     print("MB per second of a processor\nlog       what           min   median      max  n")
-    for name, lines in (("ordinary", ordinary), ("noisy", noisy), ("varied", varied)):
+    for name, lines in logs.items():
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "job.log"
             size = write(path, lines(), megabytes * 10**6)
@@ -112,6 +129,19 @@ def varied() -> Iterator[str]:
     while True:
         letters = "".join(dice.choices(string.ascii_lowercase + "    ", k=160))
         yield f"[default3]: {letters}\n"
+
+
+def failures(texts: Sequence[str] = (), share: float = 1.0) -> Iterator[str]:
+    dice = random.Random(5)
+    texts = texts or ["".join(f"{line}\n" for line in case.lines) for case in public.cases()]
+    while True:
+        yield from (with_other_digits(text, dice, share) for text in texts)
+
+
+_LOGS: Mapping[str, Callable[[], Iterator[str]]] = {
+    "ordinary": ordinary, "noisy": noisy, "varied": varied, "crashes": crashes,
+    "failures": failures,
+}  # fmt: skip
 
 
 def write(path: Path, lines: Iterator[str], size: int) -> int:

@@ -130,8 +130,10 @@ def in_words(
         parts.append(f"it is in the collective {waits_in}")
     waits = bool(waits_in) or (python is not None and python.is_in_distributed)
     waits &= not process.is_own_reason and (python is None or python.runs)
-    # without an answer of its interpreter, a rank that was not seen in a collective may be in one
-    is_told = process.is_own_reason or waits_in is not None or bool(python and python.shows)
+    # Without an answer of its interpreter, a rank that was not seen in a collective may be in one;
+    # so may one behind a lock: there gloo waits for a peer, and it records no transfers.
+    is_seen = bool(waits_in) if process.is_behind_lock else waits_in is not None
+    is_told = process.is_own_reason or is_seen or bool(python and python.shows)
     if waits or not is_told:
         parts.append(f"it {'waits' if waits else 'may wait'} for other ranks, so {_DOUBT}")
     text = "; ".join(part for part in parts if part)

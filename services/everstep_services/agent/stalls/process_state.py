@@ -15,8 +15,9 @@ _MEANINGS = {
 }
 _STOPPED = frozenset({"T", "t"})
 _OWN_REASONS = _STOPPED | {_UNINTERRUPTIBLE, "Z", "X"}
+_LOCK = "it waits for a lock"
 _WAITS = {
-    "futex": "it waits for a lock",
+    "futex": _LOCK,
     "poll": "it waits for a socket or a file",
     "epoll": "it waits for a socket or a file",
     "select": "it waits for a socket or a file",
@@ -57,6 +58,11 @@ class ProcessState:
     def is_stopped(self) -> bool:
         """A signal or a debugger holds it: whatever other ranks do, it cannot move."""
         return self.letter in _STOPPED
+
+    @property
+    def is_behind_lock(self) -> bool:
+        """It waits for another thread of its process."""
+        return self.text.startswith(_LOCK)
 
     @property
     def is_own_reason(self) -> bool:

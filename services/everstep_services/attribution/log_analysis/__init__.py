@@ -4,12 +4,17 @@ rules.toml       what each kind of line means, with its source
 rules.py         the rules, and the kind of a line
 files.py         files that people name, read into an analysis
 chunks.py        files in pieces, and the few lines in them that can mean anything
+line_keys.py     what lines have in common that differ in numbers only
+repeats.py       blocks of lines that a log repeats: they are counted, and not read again
 word_filter.py   which lines have one of many words, all lines at once
 origins.py       whose line it is: rank, node
 clocks.py        when it was written, and which of two was certainly earlier
 tracebacks.py    Python's tracebacks, line by line
 fingerprint.py   a failure's name without its numbers
-analysis.py      what is kept of each rank's lines
+line_analysis.py what is kept of each rank's lines
+attempts.py      where one attempt of a training ends, and the next begins
+progress.py      how far it came
+analysis.py      the verdict on all lines
 judgement.py     which failure began it
 report.py        the verdict as data and as text
 """

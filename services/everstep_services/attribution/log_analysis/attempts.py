@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from msgspec.structs import replace
-
 from everstep_services.attribution.log_analysis import clocks
+from everstep_services.attribution.log_analysis.chunks import text_of
 from everstep_services.attribution.log_analysis.origins import Origin, of_line
-from everstep_services.attribution.log_analysis.pending_work import PendingWork
+from everstep_services.attribution.log_analysis.pending_work import PendingWork, work_of
 from everstep_services.attribution.log_analysis.report import Failure
 
 if TYPE_CHECKING:
@@ -49,36 +49,47 @@ _OF_OTHERS: OriginKey = (None, "")
 """All origins beyond the limit."""
 Position: TypeAlias = tuple[int, int]
 """An epoch and a step, −1 where a line counts none."""
-_Sighting: TypeAlias = tuple[Failure, int, bytes | None, int]
-"""A failure, and number, text and year of another line that reports it, if any."""
+
+
+class RepeatedLines(NamedTuple):
+    """Lines that were passed over, because they mean what earlier ones mean."""
+
+    numbers: Sequence[int]
+    lines: Sequence[bytes]
+    year: int
+    """The year that was known there."""
+    origins: Mapping[Origin, int | None] = MappingProxyType({})
+    """The rank that a summary had named before, of origins for which that matters."""
+
+    def of(self, effect: "BlockEffect") -> "RepeatedLines":
+        """The lines that tell of an effect."""
+        place = slice(effect.begin, effect.after + 1)
+        return RepeatedLines(self.numbers[place], self.lines[place], self.year, effect.origins)
+
+
+Sighting: TypeAlias = tuple[Failure, RepeatedLines | None]
+"""A failure, and other lines that report it, if any."""
 
 
 class OriginFailures:
     """The failures of one origin in one attempt: of each name the first and the last."""
 
     def __init__(self) -> None:
-        self._first: dict[str, _Sighting] = {}
-        self._last: dict[str, _Sighting] = {}
+        self._first: dict[str, Sighting] = {}
+        self._last: dict[str, Sighting] = {}
         self._less = 0
         """Those that make room for a root."""
         self.repeats: Counter[str] = Counter()
         self.cascades: Counter[str] = Counter()
 
-    def add(
-        self,
-        failure: Failure,
-        number: int,
-        line: bytes | None = None,
-        year: int = 0,
-        times: int = 1,
-    ) -> None:
-        """Take a failure; `line` reports it where the failure is that of an earlier one."""
+    def add(self, failure: Failure, there: RepeatedLines | None = None, times: int = 1) -> None:
+        """Take a failure; `there` report it where the failure is that of earlier lines."""
         name = failure.fingerprint
         if name in self._first:
-            if name not in self._last or self._last[name][1] < number:
-                self._last[name] = failure, number, line, year
+            if name not in self._last or _line(self._last[name]) < _line((failure, there)):
+                self._last[name] = failure, there
         elif len(self._first) < _MOST_FAILURES or (failure.role == "root" and self._make_room()):
-            self._first[name] = failure, number, line, year
+            self._first[name] = failure, there
             self._less += failure.role != "root"
         if failure.role == "cascade":
             self.cascades[failure.failure_class] += times
@@ -91,13 +102,13 @@ class OriginFailures:
         """The rules of the failures that are kept."""
         return [failure.rule for failure, *_ in self._first.values()]
 
-    def first(self) -> dict[str, Failure]:
+    def first(self) -> dict[str, Sighting]:
         """The first failure of each name."""
-        return {name: _moved(sighting) for name, sighting in self._first.items()}
+        return dict(self._first)
 
-    def last(self, name: str) -> Failure | None:
+    def last(self, name: str) -> Sighting | None:
         """The last failure of this name, if it came again."""
-        return _moved(self._last[name]) if name in self._last else None
+        return self._last.get(name)
 
     def forget(self, failure: Failure) -> None:
         """Drop a failure that was handled: its rank raised another one instead."""
@@ -140,14 +151,6 @@ class Caught:
         self._lines.clear()
 
 
-class RepeatedLines(NamedTuple):
-    """Where a block stands, and the year that was known there."""
-
-    number: int
-    lines: Sequence[bytes]
-    year: int
-
-
 class KeptOrigins:
     """How many origins the attempts of all files keep failures of."""
 
@@ -182,16 +185,15 @@ class Attempt:
         """Take a failure that its own line reports, or as many equal lines in a repeated block."""
         if effect.peer is not None:
             self.accused[effect.peer] += times
+        seen = None if there is None else there.of(effect)
         if effect.work is not None and len(self.works) < MOST_ORIGINS:
-            self.works.setdefault(*effect.work)
+            key, work = effect.work
+            if key not in self.works:
+                self.works[key] = work if seen is None else _work_again(seen, work)
         kept = self.kept.get(effect.key)
         if kept is None:
             kept = self.kept.setdefault(self.origins.key(effect.key), OriginFailures())
-        if there is None:
-            kept.add(effect.failure, effect.failure.line)
-        else:
-            line = there.lines[effect.after]
-            kept.add(effect.failure, there.number + effect.after, line, there.year, times)
+        kept.add(effect.failure, seen, times)
         return kept
 
     def put_off(self, run: "RepeatedBlock", there: RepeatedLines) -> None:
@@ -322,14 +324,15 @@ class FileAttempts:
         self._uncaught.clear()
 
 
-def _moved(sighting: _Sighting) -> Failure:
-    """The failure as the line reports it, which is equal to the failure's but for its time."""
-    failure, number, line, year = sighting
-    if line is None:
-        return failure
-    text = line.decode("utf-8", "replace").strip()
-    at = None if failure.at is None else clocks.seconds(text, year)
-    return replace(failure, line=number, quote=text[: len(failure.quote)], at=at)
+def _line(sighting: Sighting) -> int:
+    failure, there = sighting
+    return failure.line if there is None else there.numbers[-1]
+
+
+def _work_again(there: RepeatedLines, work: PendingWork) -> PendingWork:
+    """The collective that the last line names, which has other numbers."""
+    again = work_of(text_of(there.lines[-1]))
+    return again[1] if again else work
 
 
 def position_of(text: str) -> Position | None:

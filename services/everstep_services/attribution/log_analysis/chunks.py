@@ -14,9 +14,8 @@ from functools import lru_cache
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeAlias
 
-from everstep_services.attribution.log_analysis.repeats import without_times
-
 if TYPE_CHECKING:
+    from everstep_services.attribution.log_analysis.repeats import Key
     from everstep_services.attribution.log_analysis.word_filter import WordFilter
 
 CHUNK_BYTES = 1 << 20
@@ -25,7 +24,7 @@ _MOST_SHAPES = 20_000
 _LONGEST_SHAPE = 1024
 _LEAST_FILTERED = 256 << 10
 """From this many bytes without a known shape on, starting the filter pays off."""
-_LONGEST_LINE = 4096
+LONGEST_LINE = 4096
 """Of a longer line only what stands around words of the rules is looked at."""
 _BEFORE_WORD = 512
 _AFTER_WORD = 1536
@@ -68,6 +67,12 @@ class Line(NamedTuple):
     shape: Shape
     is_progress: bool = False
     """Whether it counts steps, and has no word of the rules."""
+
+
+def text_of(content: bytes) -> str:
+    """A line as it is read."""
+    text = content.decode("utf-8", "replace").rstrip("\r")
+    return text.replace("\0", "")[:LONGEST_LINE]
 
 
 def shape_of(content: bytes) -> bytes:
@@ -152,7 +157,7 @@ class Shapes:
                 begin, end = max(0, at - _BEFORE_WORD), at + _AFTER_WORD
                 whose = prefix[0] if prefix and begin else b""
                 windows.append(whose + content[begin:end])
-        return windows or [content[:_LONGEST_LINE]]
+        return windows or [content[:LONGEST_LINE]]
 
 
 def _text_of(shape: Shape, long: Mapping[int, bytes]) -> bytes:
@@ -185,9 +190,17 @@ class LogFile:
     line longer than a chunk is looked at in pieces.
     """
 
-    def __init__(self, file: BinaryIO, shapes: Shapes) -> None:
+    def __init__(
+        self,
+        file: BinaryIO,
+        shapes: Shapes,
+        keys_of: "Callable[[Sequence[bytes], Collection[int]], Sequence[Key]]" = lambda lines, _: (
+            lines
+        ),
+    ) -> None:
         self._file = file
         self._shapes = shapes
+        self._keys_of = keys_of
         self._progress: deque[tuple[int, bytes]] = deque(maxlen=_MOST_LOOKS)
         self.lines = 0
         self.bytes = 0
@@ -202,14 +215,14 @@ class LogFile:
         self.contents: Sequence[bytes] = ()
         self._of_contents: Sequence[Shape] = ()
         """The lines of the chunk, and their shapes."""
-        self._numbers: Sequence[int] = ()
+        self.numbers: Sequence[int] = ()
         self.at = 0
         """The index of the line that is read, in its chunk."""
         self.may_repeat = False
         """Whether enough lines of the chunk have words of the rules to look for repeats."""
         self.chunk = 0
         """The number of the chunk."""
-        self._keys: list[bytes] | None = None
+        self._keys: Sequence[Key] | None = None
         self._progress_at: list[int] | None = None
         self._near: deque[tuple[int, str]] = deque(maxlen=_MOST_BEFORE)
         """The last lines of the chunk that count steps, and their indices."""
@@ -263,7 +276,7 @@ class LogFile:
 
     def _read(self, loud: Sequence[int], taken: Callable[[int], int]) -> Iterator[Line]:
         """The lines of the chunk that somebody wants."""
-        contents, shapes, numbers = self.contents, self._of_contents, self._numbers
+        contents, shapes, numbers = self.contents, self._of_contents, self.numbers
         quiet, progress = self._shapes.quiet, self._shapes.progress
         noted: list[int] | None = None  # the loud ones, and the lines about progress
         at, end = 0, len(contents)
@@ -292,22 +305,22 @@ class LogFile:
     def _begin_chunk(
         self, contents: Sequence[bytes], shapes: Sequence[Shape], numbers: Sequence[int]
     ) -> None:
-        self.contents, self._of_contents, self._numbers = contents, shapes, numbers
+        self.contents, self._of_contents, self.numbers = contents, shapes, numbers
         self._last.append((contents, numbers))
         self._keys = self._progress_at = None
         self._near.clear()
         self.chunk += 1
 
-    @property
-    def number(self) -> int:
-        """The number of the line that is read."""
-        return self._numbers[self.at]
+    def part(self, begin: int, size: int) -> tuple[Sequence[int], Sequence[bytes]]:
+        """The numbers and contents of lines of the chunk."""
+        end = begin + size
+        return self.numbers[begin:end], self.contents[begin:end]
 
     @property
-    def keys(self) -> list[bytes]:
-        """The lines of the chunk without times of day."""
+    def keys(self) -> "Sequence[Key]":
+        """The keys of the lines of the chunk."""
         if self._keys is None:
-            self._keys = without_times(self.contents)
+            self._keys = self._keys_of(self.contents, self.progress_at)
         return self._keys
 
     @property
@@ -333,7 +346,7 @@ class LogFile:
 
     def progress_before(self) -> list[str]:
         """The last lines about progress before the line that was read last, in their order."""
-        until = self._numbers[self.at] if self._numbers else 0
+        until = self.numbers[self.at] if self.numbers else 0
         begin = max(0, self.at - _MOST_SEARCHED)
         progress, near = self.progress_at, self._near
         first = max(begin, near[-1][0] + 1 if near else 0)
@@ -349,9 +362,9 @@ class LogFile:
         return [text for _, text in near]
 
     def _parts(self, content: bytes, *, is_loud: bool) -> Sequence[bytes]:
-        if len(content) <= _LONGEST_LINE:
+        if len(content) <= LONGEST_LINE:
             return (content,)
-        return self._shapes.windows(content) if is_loud else (content[:_LONGEST_LINE],)
+        return self._shapes.windows(content) if is_loud else (content[:LONGEST_LINE],)
 
     def _see_progress(
         self, contents: Sequence[bytes], shapes: Sequence[Shape], numbers: Sequence[int]

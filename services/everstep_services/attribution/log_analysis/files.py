@@ -11,9 +11,16 @@ from typing import BinaryIO, cast
 
 from everstep.evidence.files import open_regular
 from everstep_services.attribution.log_analysis.analysis import LogAnalysis
-from everstep_services.attribution.log_analysis.chunks import Line, LogFile, Shapes
+from everstep_services.attribution.log_analysis.chunks import (
+    LONGEST_LINE,
+    Line,
+    LogFile,
+    Shapes,
+    text_of,
+)
+from everstep_services.attribution.log_analysis.line_keys import LineKeys
 from everstep_services.attribution.log_analysis.origins import Origin, of_file
-from everstep_services.attribution.log_analysis.repeats import RepeatedBlocks
+from everstep_services.attribution.log_analysis.repeats import OpenBlock, RepeatedBlocks
 from everstep_services.attribution.log_analysis.rules import LogRules, shipped
 
 _GZIP = b"\x1f\x8b"
@@ -32,7 +39,6 @@ _WIDE = (
 """The mark, where text has zeros, and the encoding."""
 _START_BYTES = 64
 _GZIP_WINDOW = 31
-_MOST_CHARACTERS = 4096
 _LONGEST_NAME = 300
 STDIN = Path("-")
 
@@ -40,12 +46,12 @@ STDIN = Path("-")
 def analyze_files(paths: Sequence[Path], world: int | None = None) -> LogAnalysis:
     """The analysis of all files; what could not be read is in its notes."""
     rules = shipped()
-    analysis, shapes = LogAnalysis(rules, world), Shapes(rules.words)
+    analysis, shapes, keys = LogAnalysis(rules, world), Shapes(rules.words), LineKeys(rules)
     for path in paths:
         number, name = len(analysis.names), _shown(path)
         analysis.names.append(name)
         try:
-            _read(path, name, of_file(number, path), analysis, shapes, rules)
+            _read(path, name, of_file(number, path), analysis, shapes, rules, keys)
         except OSError as error:
             _note_unread(analysis, f"{name} cannot be read: {error.strerror or error}", name)
         except (EOFError, zlib.error):
@@ -57,7 +63,7 @@ def analyze_files(paths: Sequence[Path], world: int | None = None) -> LogAnalysi
 def take_stream(stream: BinaryIO, origin: Origin, analysis: LogAnalysis, rules: LogRules) -> None:
     """Read what is not a file into an analysis."""
     shapes = Shapes(rules.words)
-    _take(LogFile(stream, shapes), None, origin, analysis, shapes, rules)
+    _take(LogFile(stream, shapes, LineKeys(rules)), None, origin, analysis, shapes, rules)
 
 
 def _shown(path: Path) -> str:
@@ -65,11 +71,17 @@ def _shown(path: Path) -> str:
     return name if len(name) <= _LONGEST_NAME else f"…{name[-_LONGEST_NAME:]}"
 
 
-def _read(
-    path: Path, name: str, origin: Origin, analysis: LogAnalysis, shapes: Shapes, rules: LogRules
+def _read(  # noqa: PLR0913
+    path: Path,
+    name: str,
+    origin: Origin,
+    analysis: LogAnalysis,
+    shapes: Shapes,
+    rules: LogRules,
+    keys: LineKeys,
 ) -> None:
     if path == STDIN:
-        log = LogFile(sys.stdin.buffer, shapes)
+        log = LogFile(sys.stdin.buffer, shapes, keys)
         _take(log, path, origin, analysis, shapes, rules)
         _note_noise(analysis, log, name)
         return
@@ -90,7 +102,7 @@ def _read(
                 return
         raw.seek(0)
         before = analysis.bytes
-        log = LogFile(_opened(raw, start), shapes)
+        log = LogFile(_opened(raw, start), shapes, keys)
         _take(log, path, origin, analysis, shapes, rules)
         if analysis.bytes == before:
             analysis.notes.append(f"{name} is empty")
@@ -169,17 +181,22 @@ class _Repeats:
     def __init__(self, log: LogFile, analysis: LogAnalysis) -> None:
         self._log, self._analysis = log, analysis
         self._blocks = RepeatedBlocks()
-        self._begin = self._first = self._chunk = 0
-        """The index and the number of the first line of a block, and its chunk."""
+        self._begin = self._chunk = 0
+        """The index of the first line of a block, and its chunk."""
 
     def taken(self, at: int) -> int:
         """How many lines, from an index on, are those of a block that was read before."""
         log, analysis, blocks = self._log, self._analysis, self._blocks
         attempt = analysis.attempt
         block = blocks.find_run(log.keys, at)
-        if block is None or not analysis.add_run(block, log.number, log.contents, at):
-            block = blocks.find(log.keys, at)
-            if block is None or not analysis.add_again(block, log.number, log.contents, at):
+        if block is None or not analysis.add_run(block, *log.part(at, len(block.lines))):
+            block = blocks.find(log.keys, at, analysis.fits)
+            if block is None:
+                return 0
+            part = log.part(at, len(block.lines))
+            may_wait = block.is_failure and not block.is_unsaid
+            is_run = may_wait and analysis.add_run(block, *part)
+            if not is_run and not analysis.add_again(block, *part):
                 return 0
         log.wants_steps = analysis.wants_steps
         if analysis.attempt is attempt:
@@ -188,19 +205,23 @@ class _Repeats:
             blocks.end_run()
         return len(block.lines)
 
-    def begin(self, line: Line) -> None:
+    def begin(self) -> None:
         """Note that a line is about to be read."""
         self._blocks.end_run()
-        if self._log.may_repeat and not self._log.wants_all:
-            self._begin, self._first, self._chunk = self._log.at, line.number, self._log.chunk
-            self._analysis.begin_block()
+        self._analysis.at = self._log.at
+        if not self._log.wants_all:
+            self._begin, self._chunk = self._log.at, self._log.chunk
+            self._analysis.open_block = OpenBlock()
 
     def end(self, line: Line) -> None:
         """Remember the block that ends with a line that was read."""
         log = self._log
         if not log.may_repeat or log.wants_all or log.chunk != self._chunk or line.is_progress:
             return
-        if block := self._analysis.block(log.keys[self._begin : log.at + 1], self._first):
+        begin, end = self._begin, log.at + 1
+        if max(map(len, log.contents[begin:end])) > LONGEST_LINE:
+            return  # of such a line only parts are read
+        if block := self._analysis.open_block.closed(log.keys[begin:end], begin):
             self._blocks.add(block)
 
 
@@ -216,7 +237,7 @@ def _take(
     repeats = _Repeats(log, analysis)
     try:
         for line in log.loud_lines(repeats.taken):
-            repeats.begin(line)
+            repeats.begin()
             _take_line(log, line, origin, analysis, shapes, rules)
             repeats.end(line)
     finally:
@@ -230,8 +251,7 @@ def _take(
 def _take_line(
     log: LogFile, line: Line, origin: Origin, analysis: LogAnalysis, shapes: Shapes, rules: LogRules
 ) -> None:
-    text = line.content.decode("utf-8", "replace").rstrip("\r")
-    text = text.replace("\0", "")[:_MOST_CHARACTERS]
+    text = text_of(line.content)
     if line.is_progress and log.wants_steps:
         analysis.add_step(origin, text)
         log.wants_steps = analysis.wants_steps

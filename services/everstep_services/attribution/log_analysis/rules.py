@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import Literal
@@ -68,6 +68,13 @@ _CONSTANT = re.compile(r"CUDA_ERROR_[A-Z_]+|cudaError[A-Z]\w+")
 _PREVIOUS_XID = re.compile(r"(?i)\b(?:previous|earlier) xid:? (\d{1,4})\b")
 _DIGITS = str.maketrans("", "", "0123456789")
 _NEEDS_NUMBERS = re.compile(r"\\d|\d")
+_OF_ANY_DIGITS = re.compile(r"\\d|\{[\d,]+\}|0-9")
+"""The parts of patterns in which digits stand for any digits."""
+_CERTAIN = re.compile(rf"({_OF_ANY_DIGITS.pattern})|\[[\d-]+\]|\d")
+"""These, and digits that stand for themselves."""
+_GROUP = re.compile(r"\(\?P<\w+>|(?<!\\)\((?!\?)")
+_UNLESS = re.compile(r"\(\?<?!(?:[^()\\]|\\.)*\)")
+"""What must not stand there: without it, a pattern matches more."""
 
 
 class LogRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -128,10 +135,15 @@ class LogRules:
             for number, rule in enumerate(rules)
             if any(map(_NEEDS_NUMBERS.search, (*rule.patterns, *rule.kernel_patterns)))
         }
+        self._certain = {
+            number: patterns
+            for number, rule in enumerate(rules)
+            if (patterns := [*_of_certain_digits((*rule.patterns, *rule.kernel_patterns))])
+        }
         self._of_words: dict[str, list[int]] = {}
         for number, rule in enumerate(rules):
             for word in rule.words:
-                self._of_words.setdefault(word, []).append(number)
+                self._of_words.setdefault(word.translate(_DIGITS), []).append(number)
         self._of_shapes: dict[str, tuple[int, ...]] = {}
         """The numbers of the rules whose words texts have that differ in digits only."""
 
@@ -175,7 +187,7 @@ class LogRules:
                     {
                         number
                         for word, numbers in self._of_words.items()
-                        if word in lower
+                        if word in shape
                         for number in numbers
                     }
                 )
@@ -189,6 +201,36 @@ class LogRules:
         if any(word in lower for word in _COUNTED_WORDS):
             return False
         return self._numeric.isdisjoint(self._with_words(lower))
+
+    def compared_digits(self, text: str) -> Collection[int] | None:
+        """The places of digits that a rule may compare with certain ones; None if all of them."""
+        lower = text.lower()
+        if "xid" in lower:
+            return None
+        places: set[int] = set()
+        for number in self._with_words(lower):
+            for pattern in self._certain.get(number, ()):
+                match = pattern.search(text)
+                while match is not None:
+                    if not pattern.groups:
+                        return None
+                    places.update(map(match.start, range(1, pattern.groups + 1)))
+                    match = pattern.search(text, match.start() + 1)
+        return places - {-1}
+
+
+def _of_certain_digits(patterns: Sequence[str]) -> Iterator[re.Pattern[str]]:
+    """The patterns that look for certain digits, made to match any: groups have their places.
+
+    Without groups, the places may be anywhere.
+    """
+    for pattern in patterns:
+        if not re.search(r"\d", _OF_ANY_DIGITS.sub("", pattern)):
+            continue
+        plain = _GROUP.sub("(?:", _UNLESS.sub("", pattern))
+        is_clear = not re.search(r"\(\?<?[!=]|\.[*+]", plain)
+        in_groups = _CERTAIN.sub(lambda part: part[1] or r"(\d)", plain)
+        yield re.compile(in_groups if is_clear else in_groups.replace(r"(\d)", r"\d"))
 
 
 def _is_in_form(rule: LogRule, match: re.Match[str]) -> bool:

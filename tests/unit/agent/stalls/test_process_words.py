@@ -77,6 +77,18 @@ def test_of_a_process_that_is_gone_nothing_is_said(tmp_path: Path) -> None:
     [
         (("S", "it sleeps"), None, None, f"it sleeps; {MAY_WAIT}"),
         (("S", "it sleeps"), None, "", "it sleeps"),
+        (
+            ("S", "it waits for a lock (futex)"),
+            None,
+            "",
+            f"it waits for a lock (futex); {MAY_WAIT}",
+        ),
+        (
+            ("S", "it waits for a lock"),
+            Interpreter(runs=True, at="train.py:11 in load"),
+            "",
+            "it waits for a lock; its main thread is at train.py:11 in load",
+        ),
         (("S", "it sleeps"), Interpreter(runs=False), None, f"{HELD}; it sleeps"),
         (
             ("S", "it sleeps"),
