@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_module
@@ -82,6 +83,12 @@ def tensor_parallel() -> nn.Module:
     return module
 
 
+def replicated_tensors() -> nn.Module:
+    module = whole()
+    replicate(module, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    return module
+
+
 def unwrapped() -> nn.Module:
     return whole()
 
@@ -92,6 +99,7 @@ KINDS: Mapping[str, Callable[[], nn.Module]] = {
     "fsdp": lambda: sharded(dist.get_world_size()),
     "hsdp": lambda: sharded(2, dist.get_world_size() // 2),
     "tp": tensor_parallel,
+    "replicate": replicated_tensors,
     "none": unwrapped,
     "given": unwrapped,
 }

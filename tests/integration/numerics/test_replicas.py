@@ -35,6 +35,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Sequence[dict[str, Any]
     [
         ("ddp", [3], "module.0.up.weight"),
         ("given", [3], "0.up.weight"),
+        ("replicate", [3], "0.up.weight"),
         # Two replicas of each part: nothing tells which of them is right.
         ("stages", [2, 3], "module.up.weight"),
         ("hsdp", [1, 3], "0.up.weight"),

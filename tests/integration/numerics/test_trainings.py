@@ -14,7 +14,10 @@ SCRIPT = Path(__file__).parent / "trainings.py"
 WORLD, FAULTY_RANK, FAULTY_STEP, STEPS = 4, 1, 4, 6
 WORLDS = {"pair": 2}
 """DDP with two replicas: nothing but their own results tells which of them is right."""
-FEW = ("pair", "fsdp", "hsdp", "pipeline", "compiled", "fsdp1", "scaler", "tensor")
+FEW = (
+    *("pair", "fsdp", "hsdp", "pipeline", "compiled", "blocks", "replicate", "fsdp1", "scaler"),
+    "tensor",
+)
 """The kinds with few cases."""
 IN_MERGES = ("ddp", "hsdp", "pipeline")
 """HSDP shows what FSDP shows, and more."""
@@ -48,11 +51,17 @@ def ranks(request: pytest.FixtureRequest) -> Ranks:
 @pytest.mark.parametrize(
     ("ranks", "name", "tries"),
     [
-        on("ddp", "validated", STEPS),
-        on("ddp", "transient nan", STEPS + 1),
         on("ddp", "transient gradient", STEPS + 1),
         on("ddp", "transient micro", STEPS + 1),
-        *(on(kind, "transient scale", STEPS + 1) for kind in ("ddp", *FEW)),
+        *(
+            on(kind, name, tries)
+            for kind in ("ddp", *FEW)
+            for name, tries in (
+                ("validated", STEPS),
+                ("transient nan", STEPS + 1),
+                ("transient scale", STEPS + 1),
+            )
+        ),
     ],
     indirect=["ranks"],
 )
@@ -65,12 +74,20 @@ def test_the_training_is_that_of_an_undisturbed_run(ranks: Ranks, name: str, tri
         assert rank[name]["parameters"] == rank[base]["parameters"]
 
 
+@pytest.mark.parametrize("ranks", [on(kind) for kind in ("ddp", *FEW)], indirect=True)
+def test_of_a_healthy_training_nothing_is_reported(ranks: Ranks) -> None:
+    assert {event["event"] for event in ranks[0]["validated"]["events"]} == {"counted"}
+
+
 @pytest.mark.parametrize(
     ("ranks", "name"),
     [
-        on("ddp", "transient nan"),
         on("ddp", "transient gradient"),
-        *(on(kind, "transient scale") for kind in ("ddp", *FEW)),
+        *(
+            on(kind, name)
+            for kind in ("ddp", *FEW)
+            for name in ("transient nan", "transient scale")
+        ),
     ],
     indirect=["ranks"],
 )
@@ -117,7 +134,10 @@ def test_the_last_step_of_a_loop_that_was_left_is_decided_when_its_session_ends(
 
 @pytest.mark.parametrize(
     ("ranks", "name"),
-    [on("ddp", "replica"), on("ddp", "replica unwrapped"), on("hsdp", "replica")],
+    [
+        *(on(kind, "replica") for kind in ("ddp", "hsdp", "replicate")),
+        on("ddp", "replica unwrapped"),
+    ],
     indirect=["ranks"],
 )
 def test_a_replica_whose_parameters_differ_is_named(ranks: Ranks, name: str) -> None:

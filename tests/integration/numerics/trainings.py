@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
@@ -86,7 +87,9 @@ CASES = [
 ]
 
 
-FEW = ("undisturbed", "transient scale", "persistent gradient", "replica")
+FEW = (
+    "undisturbed", "validated", "transient nan", "transient scale", "persistent gradient", "replica"
+)  # fmt: skip
 """The cases of all kinds but DDP."""
 
 
@@ -211,6 +214,25 @@ def compiled() -> Training:
     return Training(module, _plain(module), dist.get_rank())
 
 
+def compiled_blocks() -> Training:
+    """FSDP2 of a module whose blocks are compiled, as torchtitan does it."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    layers = model()
+    module = nn.Sequential(layers[:3], layers[3:])
+    for block in module:
+        block.compile(backend="aot_eager")
+        fully_shard(block, mesh=mesh)
+    fully_shard(module, mesh=mesh)
+    return Training(module, _plain(module), dist.get_rank())
+
+
+def replicated_tensors() -> Training:
+    """The replicas of FSDP2, whose parameters are DTensors."""
+    module = model()
+    replicate(module, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    return Training(module, _plain(module), dist.get_rank())
+
+
 def sharded_flat() -> Training:
     """FSDP1."""
     module = FullyShardedDataParallel(model(), use_orig_params=True, device_id=torch.device("cpu"))
@@ -257,6 +279,8 @@ KINDS: dict[str, Callable[[], Training]] = {
     "hsdp": lambda: sharded(2, dist.get_world_size() // 2),
     "pipeline": staged,
     "compiled": compiled,
+    "blocks": compiled_blocks,
+    "replicate": replicated_tensors,
     "fsdp1": sharded_flat,
     "tensor": tensor_parallel,
     "scaler": scaled,
