@@ -1,6 +1,7 @@
 """Who is accused of a hang among 64 ranks in groups of tensor, pipeline and data parallelism.
 
-    python -m benchmarks.parallel_hangs [--runs 10] [--seed S] [--fault NAME] [--results FILE]
+    python -m benchmarks.parallel_hangs [--runs 10] [--a-job 10] [--seed S] [--fault NAME]
+        [--shape 4,4,4] [--results FILE]
     python -m benchmarks.parallel_hangs --report FILE
     python -m benchmarks.parallel_hangs --simulated gloo|nccl [--runs 100] [--seed S] [--fault NAME]
 
@@ -10,6 +11,10 @@ verdict that holds 5 s after the limit of the step that did not end names exactl
 that ends is counted from its end. Printed are faults, right, silent and wrong ranks, the time from
 the limit to the first verdict, nodes that were accused although all are healthy, and the size of
 the evidence of an incident. With --results, runs are added to a file.
+
+Several runs are the rounds of one job (--a-job): Everstep starts the ranks again after each fault,
+once the time for its verdict is over. Agents, and the processes that have imported torch and fork
+the ranks, live on; verdicts know the incidents before.
 
 With --simulated, the same script runs in threads of one process over a made backend, and only
 recorders and stacks are judged (`parallel_hang_runs/simulated.py`): hangs whose ranks all live.
@@ -43,6 +48,8 @@ SCRIPT = Path(__file__).parent / "parallel_hang_runs" / "train.py"
 LIMIT_S = 6.0
 LATEST_S = 5.0
 """A verdict that comes later than that after the limit is not right."""
+_CALM_S = LATEST_S + 2.0
+"""No ranks are started again earlier than that after a fault was found."""
 ENDS = ("killed", "cut_off")
 """Faults that end the rank: nothing waits for a limit."""
 _SETTLES_S = 2.0
@@ -97,15 +104,15 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 def play(
     up: Up,
     folder: Path,
-    seed: int,
+    seeds: range,
     fault: str | None,
     kept: Path | None = None,
     shape: tuple[int, int, int] = (4, 4, 4),
     nodes: int = 2,
-) -> Run:
-    """One training, up to its verdict."""
-    case, began = drawn(seed, shape, fault), time.monotonic()
-    job = f"{case.fault.replace('_', '-')}-{seed}-{os.getpid()}"
+) -> Iterator[Run]:
+    """One training for each seed, up to its verdict: the rounds of one job."""
+    first, began = seeds[0], time.monotonic()
+    job = f"hangs-{first}-{os.getpid()}"
     own = folder / job
     own.mkdir()
     ranks = shape[0] * shape[1] * shape[2]
@@ -113,41 +120,59 @@ def play(
     try:
         options = (
             *("--nnodes", str(nodes), "--nproc-per-node", str(ranks // nodes)),
-            *("--max-restarts", "0", "--limit", "first-step=120", "--limit", f"step={LIMIT_S:g}"),
-            *("-m", "benchmarks.parallel_hang_runs.train", "--seed", str(seed)),
-            *("--fault", case.fault, "--shape", ",".join(map(str, shape)), "--folder", str(own)),
+            *("--max-restarts", str(len(seeds) - 1)),
+            *("--limit", "first-step=120", "--limit", f"step={LIMIT_S:g}"),
+            *("-m", "benchmarks.parallel_hang_runs.train", "--seed", str(first)),
+            *("--shape", ",".join(map(str, shape)), "--folder", str(own)),
+            *(("--fault", fault) if fault else ()),
         )
         for number in range(nodes):
             cluster.run(*options, node=f"node-{number}")
-        note = until(lambda: _note(own), "the fault", within_s=_WITHIN_S)
-        for agent in cluster.agents:
-            agent.wait(_WITHIN_S)
-        threading.Event().wait(_SETTLES_S)
-        limit_at = note["at"] + (0 if case.fault in ENDS else LIMIT_S)
-        run = Run(
-            fault=case.fault, seed=seed, rank=case.rank, seconds=round(time.monotonic() - began, 1),
-            load=os.getloadavg()[0],
-        )  # fmt: skip
-        if kept is not None:
-            score = Score(
-                fault=case.fault, variant=0, seed=seed, causes=(), culprits=(case.rank,),
-                world=ranks,
+        note = _note(own, 0)
+        for number, seed in enumerate(seeds):
+            case = drawn(seed, shape, fault)
+            limit_at = note["at"] + (0 if case.fault in ENDS else LIMIT_S)
+            is_last = seed == seeds[-1]
+            following = _ended(cluster, limit_at) if is_last else _note(own, number + 1)
+            ended = time.monotonic()
+            run = Run(
+                fault=case.fault, seed=seed, rank=case.rank, seconds=round(ended - began, 1),
+                load=os.getloadavg()[0],
             )  # fmt: skip
-            keep(kept, f"{case.fault}-{seed}", score, cluster.api, job)
-        return _judged(run, cluster, limit_at)
+            yield _judged(run, cluster, number, limit_at)
+            note, began = following, ended
+            if kept is not None and len(seeds) == 1:
+                score = Score(
+                    fault=run.fault, variant=0, seed=first, causes=(), culprits=(run.rank,),
+                    world=ranks,
+                )  # fmt: skip
+                keep(kept, f"{run.fault}-{first}", score, cluster.api, job)
     finally:
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
             cluster.close()
 
 
-def _note(folder: Path) -> Body | None:
-    path = folder / "fault.json"
-    return json.loads(path.read_text()) if path.exists() else None
+def _note(folder: Path, restarts: int) -> Body:
+    """When the fault of a round began, once it has."""
+    path = folder / f"fault-{restarts}.json"
+    until(path.exists, f"the fault after {restarts} restarts", within_s=_WITHIN_S)
+    note: Body = json.loads(path.read_text())
+    return note
 
 
-def _judged(run: Run, cluster: Cluster, limit_at: float) -> Run:
+def _ended(cluster: Cluster, limit_at: float) -> Body:
+    """Wait for the end of the last round, and until its verdict is due."""
+    for agent in cluster.agents:
+        agent.wait(_WITHIN_S)
+    ended = cluster.until_fact("job_ended", within_s=_WITHIN_S)
+    threading.Event().wait(max(_SETTLES_S, limit_at + LATEST_S - time.time()))
+    return ended
+
+
+def _judged(run: Run, cluster: Cluster, restarts: int, limit_at: float) -> Run:
     """The run with what was said of it, and what that cost."""
-    opened = cluster.facts("incident_opened")
+    round_ = cluster.facts("round_formed")[restarts]["round"]
+    opened = [body for body in cluster.facts("incident_opened") if body["round"] == round_]
     if not opened:
         return run
     incident = opened[0]["incident"]
@@ -202,6 +227,18 @@ def outcomes(scores: Mapping[str, Counter[str]]) -> Iterator[str]:
         yield f"{name:20}{of.total():4}" + "".join(f"{of[head]:>8}" for head in heads)
 
 
+def played(asked: argparse.Namespace) -> Iterator[Run]:
+    """All runs, those of a job together."""
+    tp, pp, dp = map(int, asked.shape.split(","))
+    calm = {"EVERSTEP_RENDEZVOUS__BACKOFF_S": f"[{_CALM_S:g}]"}
+    many, last = 1 if asked.keep else asked.a_job, asked.seed + asked.runs
+    with tempfile.TemporaryDirectory(prefix="parallel-") as name, \
+            running_up(Path(name), **PATIENT, **calm) as up:  # fmt: skip
+        for first in range(asked.seed, last, many):
+            seeds = range(first, min(first + many, last))
+            yield from play(up, Path(name), seeds, asked.fault, asked.keep, (tp, pp, dp))
+
+
 def main() -> None:
     words = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -212,6 +249,8 @@ def main() -> None:
     words.add_argument("--results", type=Path)
     words.add_argument("--report", type=Path)
     words.add_argument("--keep", type=Path, help="for python -m benchmarks.verdicts --again")
+    words.add_argument("--a-job", type=int, default=10, help="runs of one job; 1 with --keep")
+    words.add_argument("--shape", default="4,4,4", help="TP,PP,DP")
     words.add_argument("--simulated", choices=("gloo", "nccl"))
     asked = words.parse_args()
     if asked.simulated:
@@ -224,15 +263,15 @@ def main() -> None:
         print(*table([msgspec.json.decode(line, type=Run) for line in lines]), sep="\n")
         return
     runs = []
-    with tempfile.TemporaryDirectory(prefix="parallel-") as name, \
-            running_up(Path(name), **PATIENT) as up:  # fmt: skip
-        for seed in range(asked.seed, asked.seed + asked.runs):
-            runs.append(run := play(up, Path(name), seed, asked.fault, asked.keep))
-            print(run.line, flush=True)
-            if asked.results:
-                with asked.results.open("ab") as out:
-                    out.write(msgspec.json.encode(run) + b"\n")
+    for run in played(asked):
+        runs.append(run)
+        print(run.line, flush=True)
+        if asked.results:
+            with asked.results.open("ab") as out:
+                out.write(msgspec.json.encode(run) + b"\n")
     print("", *table(runs), sep="\n")
+    used_s = sum(os.times()[2:4]) / len(runs)
+    print(f"{'processor seconds':20}{used_s:>10.1f} a run, all processes together")
 
 
 if __name__ == "__main__":

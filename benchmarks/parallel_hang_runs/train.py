@@ -83,7 +83,7 @@ class ParallelTraining:
         """Note the time at which the step began that will not end."""
         note = self.folder / "fault.new"
         note.write_text(json.dumps({"at": time.time(), "pid": os.getpid()}))
-        note.rename(self.folder / "fault.json")
+        note.rename(self.folder / f"fault-{_restarts()}.json")
 
     def _fails(self, name: str) -> bool:
         return self.is_due and self.case.fault == name
@@ -206,16 +206,20 @@ def _cut() -> None:
                 held.shutdown(socket.SHUT_RDWR)
 
 
+def _restarts() -> int:
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument("--seed", type=int, required=True)
+    words.add_argument("--seed", type=int, required=True, help="of the first start")
     words.add_argument("--fault", choices=[name for name, *_ in FAULTS])
     words.add_argument("--shape", required=True, help="TP,PP,DP")
     words.add_argument("--folder", type=Path, required=True)
     asked = words.parse_args()
     tp, pp, dp = map(int, asked.shape.split(","))
     torch.set_num_threads(1)
-    case = drawn(asked.seed, (tp, pp, dp), asked.fault)
+    case = drawn(asked.seed + _restarts(), (tp, pp, dp), asked.fault)
     ParallelTraining((tp, pp, dp), case, asked.folder).run()
 
 

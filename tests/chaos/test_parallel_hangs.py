@@ -20,6 +20,6 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 
 @pytest.mark.parametrize("fault", ["compiles", "hung_kernel", "frozen"])
 def test_the_rank_is_named_and_no_node(up: Up, fault: str, tmp_path: Path) -> None:
-    run = play(up, tmp_path, 7, fault, shape=(4, 2, 2))
+    (run,) = play(up, tmp_path, range(7, 8), fault, shape=(4, 2, 2))
     assert (run.last_ranks, run.nodes) == ((run.rank,), ()), run.line
     assert run.evidence_bytes < _MOST_BYTES, run.line

@@ -19,6 +19,7 @@ _ASKING = ("trainer_sdk.numerics.rollback", "megatron.core.rerun_state_machine")
 """The modules by which these exit codes are meant; in any other script they mean nothing."""
 _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 """Torch has a recorder of its own for NCCL."""
+_ALL_TO_ALL, _DISTRIBUTED = "all_to_all_single", "torch/distributed/distributed_c10d.py"
 
 
 def write(error: BaseException, environ: Mapping[str, str], folder: str) -> None:
@@ -42,12 +43,15 @@ def write(error: BaseException, environ: Mapping[str, str], folder: str) -> None
         _replace(path, {"message": message})
 
 
-def write_flight_recorder(environ: Mapping[str, str], folder: str) -> None:
+def write_flight_recorder(
+    environ: Mapping[str, str], folder: str, error: BaseException | None = None
+) -> None:
     """Write what torch's flight recorder holds, where torch would dump it; OSError if that fails.
 
     A rank that is ended by an exception takes its recorder with it, and the ranks that a wrong
     collective ends are gone before anybody can ask them. Nothing is written without collectives,
-    over a dump of torch, or where the user wants the dumps elsewhere.
+    over a dump of torch, or where the user wants the dumps elsewhere. The sizes that a call of
+    all_to_all was given, which the exception has left, are added: the recorder lacks them.
     """
     bindings = sys.modules.get("torch._C._distributed_c10d")
     prefix = os.path.join(folder, layout.FLIGHT_PREFIX)
@@ -59,10 +63,34 @@ def write_flight_recorder(environ: Mapping[str, str], folder: str) -> None:
     dumps = [dump() for name in _DUMPS if (dump := getattr(bindings, name, None)) is not None]
     content = max((dump for dump in dumps if b'"entries"' in dump), key=len, default=b"")
     if content:
+        sizes = _split_sizes(error) if error is not None and content.endswith(b"}") else None
+        if sizes is not None:
+            content = content[:-1] + b', "all_to_all": ' + json.dumps(sizes).encode() + b"}"
         temporary = f"{path}.{os.getpid()}"
         with open(temporary, "wb") as file:
             file.write(content)
         os.replace(temporary, path)
+
+
+def _split_sizes(error: BaseException) -> Mapping[str, object] | None:
+    """What the innermost call of all_to_all_single was given; None if there is none."""
+    trace = error.__traceback__
+    call = None
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if code.co_name == _ALL_TO_ALL and code.co_filename.endswith(_DISTRIBUTED):
+            call = trace.tb_frame
+        trace = trace.tb_next
+    if call is None:
+        return None
+    told = call.f_locals
+    try:
+        ranks = call.f_globals["get_process_group_ranks"](told["group"])
+        own = told["input_split_sizes"] or [told["input"].size(0) // len(ranks)] * len(ranks)
+        others = told["output_split_sizes"] or [told["output"].size(0) // len(ranks)] * len(ranks)
+        return {"ranks": ranks, "sends": list(map(int, own)), "receives": list(map(int, others))}
+    except Exception:  # noqa: BLE001 - another release has other names
+        return None
 
 
 def _replace(path: str, content: Mapping[str, object]) -> None:

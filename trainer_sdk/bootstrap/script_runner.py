@@ -137,7 +137,7 @@ def _report_end(
         try:
             exception_record.write(error, environ, link.folder)
             written = True
-            exception_record.write_flight_recorder(environ, link.folder)
+            exception_record.write_flight_recorder(environ, link.folder, error)
         except OSError as failed:
             sys.stderr.write(f"everstep: the exception could not be recorded: {failed}\n")
     link.ended(code, error=written)

@@ -23,6 +23,7 @@ from everstep_services.attribution.flight_recorder.report import (
     Kind,
     more_faults,
 )
+from everstep_services.attribution.flight_recorder.split_sizes import odd_split, split_calls
 from everstep_services.attribution.flight_recorder.stack_calls import with_stack_call
 from everstep_services.attribution.flight_recorder.summary import RankSummary, UnreadableDump
 from everstep_services.attribution.incident import Incident
@@ -85,8 +86,14 @@ async def analyze(incident: Incident) -> Sequence[Claim]:
     report, smallest = await asyncio.to_thread(_report, analysis, dumps, stacks, differ)
     incident.missing += [f"flight_recorder: {note}" for note in report.notes[:_NOTES_MOST]]
     without = sorted(set(range(world)) - set(dumps))
+    splits = split_calls(dumps) if differ else {}
+    if (odd_rank := odd_split(splits, next(iter(refused), None))) is not None:
+        rank, how = odd_rank
+        says = f"rank {rank} gave all_to_all other sizes than the ranks of its group: {how}"
+        return (_mismatch(rank, says, fact),)
     has_mismatch = any(fault.kind == "mismatch" for fault in report.faults)
-    if differ and not has_mismatch and len(without) == 1 and report.meetings and smallest > 2:
+    is_alone = differ and not splits and len(without) == 1  # of splits, recorders know nothing
+    if is_alone and not has_mismatch and report.meetings and smallest > 2:
         return (_other_size(without[0], len(dumps), fact),)
     if not has_mismatch and len(odd := _odd_size(refused)) == 1:
         sent, expects = (size.decode() for size in refused[odd[0]])
