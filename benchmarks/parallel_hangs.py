@@ -128,7 +128,7 @@ def play(
         )
         for number in range(nodes):
             cluster.run(*options, node=f"node-{number}")
-        note = _note(own, 0)
+        note, runs = _note(own, 0), list[tuple[Run, float]]()
         for number, seed in enumerate(seeds):
             case = drawn(seed, shape, fault)
             limit_at = note["at"] + (0 if case.fault in ENDS else LIMIT_S)
@@ -139,8 +139,10 @@ def play(
                 fault=case.fault, seed=seed, rank=case.rank, seconds=round(ended - began, 1),
                 load=os.getloadavg()[0],
             )  # fmt: skip
-            yield _judged(run, cluster, number, limit_at)
+            runs.append((run, limit_at))
             note, began = following, ended
+        for number, (run, limit_at) in enumerate(runs):  # all that was said of it has arrived
+            yield _judged(run, cluster, number, limit_at)
             if kept is not None and len(seeds) == 1:
                 score = Score(
                     fault=run.fault, variant=0, seed=first, causes=(), culprits=(run.rank,),
