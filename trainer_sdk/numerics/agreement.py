@@ -105,7 +105,7 @@ class RankAgreement:
         self.ranks = RankGroup(self._group)
         self._hops: Sequence[ByteLink | _Hop] = []
         self._coming: Any = None
-        self._backend = None if self._group is None else _backend_of(self._group)
+        self._backend: Any = None if self._group is None else _backend_of(self._group)
         self._bits = _Word()
         self._options = AllreduceOptions()
         self._options.reduceOp = ReduceOp(ReduceOp.BOR)
@@ -127,19 +127,15 @@ class RankAgreement:
             own |= hop.passed_on(own)
         return own
 
-    def begin(self, own: int) -> None:
-        """Begin to agree on these bits in the background."""
+    def exchanged(self, own: int) -> int:
+        """The bits on any rank in the last such call, 0 in the first; begin to agree on these."""
+        if self._coming is not None:
+            self._coming.wait()
+        before = self._bits.value[0]
         self._bits.value[0] = own
         if self._backend is not None:
             self._coming = self._backend.allreduce(self._bits.tensors, self._options)
-
-    def begun(self) -> int:
-        """The bits on any rank at the last `begin`; 0 before the first."""
-        coming, self._coming = self._coming, None
-        if coming is None:
-            return 0
-        coming.wait()
-        return self._bits.value[0]
+        return before
 
     def leave(self) -> None:
         """Take no part in later calls; the others get an error once nothing holds the group."""

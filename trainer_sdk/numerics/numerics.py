@@ -237,8 +237,7 @@ class Numerics:
         if self._reader.is_late:
             own |= _LATE
         if self._is_behind:
-            agreed = self._agreement.begun()
-            self._agreement.begin(own)
+            agreed = self._agreement.exchanged(own)
             sighting, self._seen = self._seen, sighting
         else:
             agreed = self._agreement.joined(own)

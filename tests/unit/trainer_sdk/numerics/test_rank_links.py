@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.numerics import rank_links
-from trainer_sdk.numerics.agreement import _Hop
+from trainer_sdk.numerics.agreement import RankAgreement, _Hop
 from trainer_sdk.numerics.rank_links import ByteLink, linked
 
 Result = TypeVar("Result")
@@ -52,6 +52,11 @@ def test_each_rank_hears_of_all_others(size: int) -> None:
         return [told(links, 1 << ranks.rank), told(links, 0), told(links, ranks.rank == 1)]
 
     assert on_ranks(size, act) == [[(1 << size) - 1, 0, 1]] * size
+
+
+def test_a_rank_alone_hears_of_itself_a_step_later() -> None:
+    agreement = RankAgreement()
+    assert [agreement.exchanged(own) for own in (1, 2, 0, 0)] == [0, 1, 2, 0]
 
 
 def test_by_gloo_too() -> None:

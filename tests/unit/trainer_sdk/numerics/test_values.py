@@ -4,10 +4,14 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer_sdk.numerics import values
+from trainer_sdk.numerics.numerics import Numerics
 from trainer_sdk.numerics.values import LateMetrics, StepReader
+from trainer_sdk.rank_session import session
+from trainer_sdk.testing import watched
+from trainer_sdk.wire import NumericsReported
 
 
 class OnDevice(Tensor):
@@ -106,3 +110,18 @@ def test_metrics_on_a_gpu_are_shown_once_they_have_arrived() -> None:
     Event.made[1].is_over = True
     metrics.show({})
     assert shown[2:] == [("loss", 1.0), ("loss", 3.0)]
+
+
+def test_a_rank_alone_decides_on_late_values_with_the_next_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Event, "query", lambda _: True)
+    with watched() as watch:
+        training = Numerics(session(), {"model": nn.Linear(1, 1)})
+        for loss in (1.0, float("nan"), 1.0, 1.0):
+            assert training.accepts(loss=on_device(loss))
+            session().step()
+    suspected = [
+        message.body["step"] for message in watch.messages if isinstance(message, NumericsReported)
+    ]
+    assert suspected == [2]
