@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final, Literal, get_args
 
-from trainer_sdk.numerics.stages import first_to_differ
+from trainer_sdk.numerics.stages import first_to_differ, round_alike
 from trainer_sdk.numerics.statistics import UnexpectedResult
 
 Kind = Literal[
@@ -227,9 +227,9 @@ class ResultComparison:
         self, culprits: Iterable[RankResults], asked: Iterable[tuple[RankResults, StepResult]]
     ) -> list[RankResults]:
         """Return those whose part of a step is the first that differs elsewhere, if known."""
-        if not self._is_exact:
-            return []  # rounding differs from device to device
         pairs = {result.rank: (result.reproduced, elsewhere) for result, elsewhere in asked}
+        if not self._is_exact and not round_alike(pairs):
+            return []  # rounding may differ from device to device
         first = first_to_differ(pairs)
         others = {result.elsewhere_by for result, _ in asked if result.rank in first}
         return [result for result in culprits if result.rank in first | others]

@@ -24,6 +24,15 @@ def first_to_differ(pairs: "Mapping[int, tuple[StepResult, StepResult]]") -> set
     return forward or loss or {rank for rank, it in ranks.items() if it.is_first_backward}
 
 
+def round_alike(pairs: "Mapping[int, tuple[StepResult, StepResult]]") -> bool:
+    """Whether any module gave the same, bit for bit, for the same, as without rounding."""
+    return any(
+        first.passes[at : at + 2] == second.passes[at : at + 2] != (0, 0)
+        for first, second in pairs.values()
+        for at in range(0, len(first.passes), _WAYS)
+    )
+
+
 class _Differences:
     """What differs between two results of a rank."""
 

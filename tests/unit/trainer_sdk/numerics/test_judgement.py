@@ -199,6 +199,24 @@ def test_the_stage_is_named_that_gave_something_else_for_the_same(
     assert kind_of(judge(DIFFERS, each_time, GROUPS, 0.0)) == expected
 
 
+@pytest.mark.parametrize(
+    ("odd", "ranks_named"), [(("gave",), (1, 3)), (("got", "gave"), (0, 1, 2, 3))]
+)
+def test_where_devices_may_round_differently_a_stage_that_is_the_same_tells(
+    odd: tuple[str, ...], ranks_named: tuple[int, ...]
+) -> None:
+    """Here stage 0 gives the same elsewhere, or each stage gives something else."""
+    first = staged("gave") if len(odd) > 1 else staged()
+    results = [
+        replace(
+            each, replica=each.rank // 2, elsewhere_by=(each.rank + 2) % 4,
+            elsewhere=staged(*odd, result=result(2.5)) if each.rank % 2 else first,
+        )
+        for each in ranks(4, first=staged())
+    ]  # fmt: skip
+    assert kind_of(judge(DIFFERS, results, GROUPS, 1e-2)) == ("persistent", ranks_named)
+
+
 def test_all_stages_of_the_replica_are_named_whose_loss_was_not_reproduced() -> None:
     # A fault of the first stage shows in the loss, which the last stage alone has.
     results = [replace(each, replica=each.rank // 2) for each in ranks(4)]
