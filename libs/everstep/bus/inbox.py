@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Generic, Protocol, TypeVar
 
 from everstep import subjects
@@ -33,6 +33,7 @@ class BoundedInbox(Generic[M]):
         self._waiting: deque[M] = deque()
         self._filled = asyncio.Event()
         self._complained = False
+        self._take: Callable[[M], object] | None = None
         self.received = 0
         self.dropped = 0
         self.undecodable = 0
@@ -51,6 +52,9 @@ class BoundedInbox(Generic[M]):
             return False
         if not isinstance(message, self._of):
             return False
+        if self._take is not None:
+            self._take(message)
+            return True
         if len(self._waiting) >= self._capacity:
             self._waiting.popleft()
             self.dropped += 1
@@ -61,6 +65,11 @@ class BoundedInbox(Generic[M]):
     def hear(self, subject: str, _reply: str, data: bytes) -> None:
         """Put a message that nobody is to acknowledge."""
         self.put(subject, data)
+
+    def take_at_once(self, take: Callable[[M], object]) -> None:
+        self._take = take
+        while self._waiting:
+            take(self._waiting.popleft())
 
     async def get(self) -> M:
         while not self._waiting:

@@ -67,24 +67,38 @@ class FrameParser(Parser):
         """Handle plain, complete messages; pass the rest to nats-py, a line or body at a time."""
         at, buffer = 0, self.buf
         while at < len(data) and self.buf is buffer:  # nats-py replaces it on a new connection
-            begins = not buffer and self.state == AWAITING_CONTROL_LINE
-            plain = _PLAIN.match(data, at) if begins else None
-            if plain is not None:
-                subject, sid, reply, size = plain.groups(b"")
-                end = plain.end() + int(size)
-                hear = self._client.hear_of(int(sid))
-                if hear is not None and end + CRLF_SIZE <= len(data):
-                    self._client.stats["in_msgs"] += 1
-                    self._client.stats["in_bytes"] += int(size)
-                    try:
-                        hear(subject.decode(), reply.decode(), data[plain.end() : end])
-                    except Exception as error:  # noqa: BLE001 - it must not end the connection
-                        await self._client.hear_failed(error)
-                    at = end + CRLF_SIZE
+            if not buffer and self.state == AWAITING_CONTROL_LINE:
+                at, error = self._hear_plain(data, at)
+                if error is not None:  # it must not end the connection
+                    await self._client.hear_failed(error)
                     continue
+                if at == len(data):
+                    return
             end = self._end(data, at)
             await super().parse(data[at:end])
             at = end
+
+    def _hear_plain(self, data: bytes, at: int) -> tuple[int, Exception | None]:
+        """Handle plain messages up to the first that fails; return where the rest begins."""
+        hear_of, stats, most = self._client.hear_of, self._client.stats, len(data) - CRLF_SIZE
+        of: bytes | None = None
+        hear: Hear | None = None
+        while (plain := _PLAIN.match(data, at)) is not None:
+            subject, sid, reply, size = plain.groups(b"")
+            if sid != of:  # nothing else can have queued a message meanwhile
+                of, hear = sid, hear_of(int(sid))
+            begin = plain.end()
+            end = begin + int(size)
+            if hear is None or end > most:
+                break
+            stats["in_msgs"] += 1
+            stats["in_bytes"] += end - begin
+            at = end + CRLF_SIZE
+            try:
+                hear(subject.decode(), reply.decode(), data[begin:end])
+            except Exception as error:  # noqa: BLE001
+                return at, error
+        return at, None
 
     def _end(self, data: bytes, at: int) -> int:
         """Return the end of the line or body that begins there or began before."""

@@ -71,6 +71,9 @@ class Inbox(Protocol[M_co]):
     async def get(self) -> M_co:
         """Return the oldest message; wait for one if there is none."""
 
+    def take_at_once(self, take: Callable[[M_co], object]) -> None:
+        """Pass those that wait to `take`, and from now on each message as it arrives."""
+
 
 @dataclass(frozen=True, slots=True)
 class Document:

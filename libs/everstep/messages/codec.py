@@ -130,7 +130,7 @@ def envelope(data: bytes) -> Envelope:
 def _decoded(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
     if len(data) > MAX_MESSAGE_BYTES:
         raise EncodingTooLargeError("it", len(data), data)
-    if rb"\u0000" in data and _NUL.search(data):
+    if b"\\" in data and rb"\u0000" in data and _NUL.search(data):
         raise BadMessageError("it has a NUL in a text", data)
     try:
         decoded = decoder.decode(data)

@@ -10,7 +10,7 @@ from everstep.bus.derived_ids import DerivedIds
 from everstep.bus.errors import BusTimeoutError
 from everstep.bus.facts.recorder import Recorder
 from everstep.bus.input_failures import InputFailures
-from everstep.bus.ports import Bus, Inbox
+from everstep.bus.ports import Bus
 from everstep.clock import Clock
 from everstep.errors import EverstepError
 from everstep.ids import new_id
@@ -171,18 +171,19 @@ class HealthObserver:
         self.read_lag = ReadLag(bus)
         self.write_proof = WriteProof(bus, clock, self._fleet.come_back)
         self._hails = 0
-        self._beats: Inbox[NodeBeat] | None = None
-        self._dropped = 0
+        self._is_listening = False
         self._reported_blind_s = 0.0
         self._blinded_by = ""
+        self._heard = 0
         self._counts: Counter[str] = Counter()
         self._input_failures = InputFailures("the observer")
 
     def statistics(self) -> dict[str, float]:
         """The numbers for metrics."""
         jobs, nodes, lost = self._fleet.counts()
-        names = ("beats", "hails", "knocks", "inquiries", "lost", "returned", "stalls")
+        names = ("hails", "knocks", "inquiries", "lost", "returned", "stalls")
         return {
+            "beats_total": float(self._heard),
             "jobs": float(jobs),
             "nodes": float(nodes),
             "nodes_lost": float(lost),
@@ -205,22 +206,23 @@ class HealthObserver:
         return heard + lost
 
     async def hear_for_ever(self) -> None:
-        """Take in every beat of every job."""
-        capacity = self._settings.inbox_beats
-        async with self._bus.subscribe(subjects.beat(), NodeBeat, capacity=capacity) as beats:
-            self._beats = beats
-            async for beat in beats:
-                self._counts["beats"] += 1
-                with self._input_failures.caught("a beat"):
-                    self._hear(beat)
+        """Take in every beat of every job as it arrives: beats that waited would be costly."""
+        async with self._bus.subscribe(subjects.beat(), NodeBeat) as beats:
+            self._is_listening = True
+            beats.take_at_once(self._hear)
+            await asyncio.Event().wait()
 
     def _hear(self, beat: NodeBeat) -> None:
-        now = self._clock.now()
-        finding = self._fleet.hear(beat, now)
-        self._locator.hear(beat, self._fleet.seen_s(now))
-        self._limits.hear(beat)
-        if finding is not None:
-            self._announce_return(finding)
+        self._heard += 1
+        try:
+            now = self._clock.now()
+            finding = self._fleet.hear(beat, now)
+            self._locator.hear(beat, self._fleet.seen_s(now))
+            self._limits.hear(beat)
+            if finding is not None:
+                self._announce_return(finding)
+        except Exception as error:  # noqa: BLE001  a beat must not end the service
+            self._input_failures.note("a beat", error)
 
     async def follow_jobs_for_ever(self) -> None:
         """Follow which jobs are over: their nodes are not lost when they fall silent."""
@@ -310,14 +312,9 @@ class HealthObserver:
             self._fleet.probed(beat, is_there, self._clock.now())
 
     def _is_blind(self) -> bool:
-        dropped = 0 if self._beats is None else self._beats.dropped
-        missed, self._dropped = dropped - self._dropped, dropped
-        if self._beats is None or not self._bus.connected:
-            self._blinded_by = "the bus was away"
-        elif missed > 0:
-            self._blinded_by = f"{missed} beats came faster than they could be read"
-        else:
+        if self._is_listening and self._bus.connected:
             return False
+        self._blinded_by = "the bus was away"
         self.read_lag.forget()
         return True
 

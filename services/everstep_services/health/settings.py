@@ -120,8 +120,6 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
     were sent meanwhile."""
     forget_after_s: float = 6 * 3600.0
     """Health forgets a node after this time without a beat."""
-    inbox_beats: int = 32_768
-    """How many beats may wait; beyond that, the oldest are dropped and health is blind."""
     limits: LimitSettings = LimitSettings()
     """How health learns limits."""
     nodes: NodeSettings = NodeSettings()
@@ -142,7 +140,6 @@ class HealthSettings(Settings, frozen=True, kw_only=True):
             )
         self._check_ticks()
         self._not_negative("stopped_limit_s reconnect_grace_s")
-        self._at_least(1, "inbox_beats")
         for name, least in (
             ("all_silent_limit_s", "silence_limit_s"),
             ("all_cut_off_limit_s", "all_silent_limit_s"),

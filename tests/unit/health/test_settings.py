@@ -19,7 +19,6 @@ from everstep_services.health.settings import HealthSettings, LimitSettings, Nod
         ({"pause_most_s": 0.1}, "at least two ticks, 0.125, got 0.1"),
         ({"forget_after_s": 20.0}, "above every limit, got 20"),
         ({"reconnect_grace_s": -1.0}, "must not be negative"),
-        ({"inbox_beats": 0}, "at least 1"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(changes: dict[str, float], said: str) -> None:

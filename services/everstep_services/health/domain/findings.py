@@ -24,7 +24,7 @@ class NodeLoss:
 
     id: str
     beat: NodeBeat
-    """The last beat before the loss."""
+    """The last beat before the loss, without its ranks."""
     silence_s: float
     limit_s: float
     blind_s: float
@@ -33,6 +33,8 @@ class NodeLoss:
     """Only the agent is silent: health has waited for it, as the warden of its ranks answers."""
     is_replaced: bool = False
     """A newer round has formed without the node."""
+    last_step: int | None = None
+    """The last step that all ranks of the node had finished."""
 
     @property
     def overload(self) -> str:
@@ -45,11 +47,6 @@ class NodeLoss:
         if self.blind_s >= _BLIND_S:
             reasons.append(f"health was blind for {self.blind_s:.1f} s")
         return "; ".join(reasons)
-
-    @property
-    def last_step(self) -> int | None:
-        """The last step that all ranks of the node had finished."""
-        return min((rank.step for rank in self.beat.ranks if rank.step is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,81 +4,24 @@ Times that end in `_s` are of the observer's clock, which stands still while hea
 that end in `_at`, and `now`, are of its monotonic clock.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
 
+from msgspec.structs import force_setattr
+
 from everstep.messages import NodeBeat
 from everstep_services.health.domain.connection_probe import ConnectionProbe, is_alone
 from everstep_services.health.domain.findings import NodeLoss, NodeReturn, loss_of, return_of
+from everstep_services.health.domain.round_progress import (
+    RoundProgress,
+    done,
+    last_step,
+    youngest_s,
+)
 from everstep_services.health.settings import HealthSettings
-
-_SHORTEST_S = 0.25
-_FORGOTTEN = 0.99
-_MARGIN = 1.5
-
-
-class RoundProgress:
-    """When the ranks of one round last made progress, and the longest time between two moves."""
-
-    def __init__(self, number: int, heard_s: float) -> None:
-        self.round = number
-        self.heard_s = heard_s
-        self.longest_s = 0.0
-        """The longest time between two moves. It shrinks with each move, so that outliers fade."""
-        self._mover = ""
-        self._moved_s = -inf
-        self._others_s = -inf
-        self._marked_s = -inf
-
-    def advance(self, node: str, at_s: float) -> None:
-        """A rank of `node` made progress."""
-        if node == self._mover:
-            self._moved_s = max(self._moved_s, at_s)
-        elif at_s > self._moved_s:
-            self._mover, self._moved_s, self._others_s = node, at_s, self._moved_s
-        elif at_s > self._others_s:
-            self._others_s = at_s
-        took_s = at_s - self._marked_s
-        if took_s >= _SHORTEST_S:
-            self._marked_s = at_s
-            if took_s < inf:
-                self.longest_s = max(took_s, _FORGOTTEN * self.longest_s)
-
-    def still_s(self, node: str, now_s: float) -> float:
-        """The seconds since a rank of another node made progress; infinite if none has."""
-        moved_s = self._others_s if node == self._mover else self._moved_s
-        return max(0.0, now_s - moved_s)
-
-    def proves_for_s(self, least_s: float, most_s: float) -> float:
-        """How long after a move the training counts as moving: its steps may be long."""
-        return min(max(least_s, _MARGIN * self.longest_s), most_s)
-
-
-def progress_age_s(beat: NodeBeat, before: NodeBeat | None) -> float | None:
-    """The seconds since a rank of the node made progress; None if the beat does not show it.
-
-    A beat without progress has an age of exactly 0. That counts only if a step or a collective was
-    finished since the previous beat.
-    """
-    youngest_s = inf
-    for rank in beat.ranks:
-        if 0.0 < rank.progress_age_s < youngest_s and rank.state == "running":
-            youngest_s = rank.progress_age_s
-    if youngest_s < inf:
-        return youngest_s
-    done = _done(beat)
-    if before is None or before.round != beat.round or not done:
-        return None
-    return 0.0 if done != _done(before) else None
-
-
-def _done(beat: NodeBeat) -> int:
-    running = (rank for rank in beat.ranks if rank.state == "running")
-    return sum((rank.step or 0) + (rank.collectives or 0) for rank in running)
-
 
 _BEAT_S = 1.05
 """The longest time between two beats of an agent that runs: one second, and some delay."""
@@ -118,11 +61,15 @@ class ObserverTime:
 @dataclass(slots=True)
 class _Node:
     beat: NodeBeat
-    """The last beat."""
+    """The last beat, without its ranks: they would be most of what health keeps."""
     seen_s: float
     """When that beat was heard, by the observer's clock."""
     heard_at: float
     """The same time by its monotonic clock."""
+    done: int = 0
+    """What the running ranks had finished by that beat; 0 if their ages tell their progress."""
+    last_step: int | None = None
+    """The last step that all ranks had finished by that beat."""
     is_over: bool = False
     """The node's job has ended: its silence is expected."""
     hails: tuple[float, ...] = ()
@@ -136,6 +83,20 @@ class _Node:
     loss: NodeLoss | None = None
     """The finding, once the node is lost."""
 
+    def hear(self, beat: NodeBeat, seen_s: float, now: float) -> float:
+        """Keep a beat; return how long ago a rank made progress, infinite if the beat tells not."""
+        age_s, finished = youngest_s(beat), 0
+        if age_s == inf:
+            finished = done(beat)
+            if finished and finished != self.done and self.beat.round == beat.round:
+                age_s = 0.0
+        self.beat = copy(beat)
+        force_setattr(self.beat, "ranks", ())
+        self.seen_s, self.heard_at = seen_s, now
+        self.done, self.last_step = finished, last_step(beat)
+        self.hails, self.probe = (), None
+        return age_s
+
 
 def _is_at_work(beat: NodeBeat) -> bool:
     """The node's ranks run or start, and other agents can reach its warden."""
@@ -148,7 +109,7 @@ class JobNodes:
     def __init__(self, settings: HealthSettings) -> None:
         self._settings = settings
         self._progress = RoundProgress(-1, -inf)
-        self.nodes: OrderedDict[str, _Node] = OrderedDict()
+        self.nodes: dict[str, _Node] = {}
         """Those that are not lost, the longest silent first."""
         self.lost: dict[str, _Node] = {}
 
@@ -161,12 +122,13 @@ class JobNodes:
         node = self.nodes.get(beat.node)
         if node is None:
             return self._add(beat, seen_s, now)
-        self._note_progress(beat, node.beat, seen_s)
-        self._note_alive(beat, seen_s)
+        if beat.alive:
+            self._note_alive(beat, seen_s)
         if node.is_over and beat.sequence <= node.beat.sequence:
             node.is_over = False  # a new agent: the job begins again
-        node.beat, node.seen_s, node.heard_at, node.hails, node.probe = beat, seen_s, now, (), None
-        self.nodes.move_to_end(beat.node)
+        self._note_progress(beat, node.hear(beat, seen_s, now), seen_s)
+        del self.nodes[beat.node]
+        self.nodes[beat.node] = node
         return None
 
     def hails(self, seen_s: float, now: float) -> Iterator[NodeBeat]:
@@ -179,7 +141,8 @@ class JobNodes:
                 continue
             # A node that a newer round left behind may be of that round: its beats may be lost.
             if self._moves(node.beat, seen_s, _STILL_LEAST_S):
-                node.hails = ()
+                if node.hails:
+                    node.hails = ()
             elif len(node.hails) < _HAILS_IN_VAIN and self._unheard_s(seen_s) < _WITNESS_S:
                 node.hails += (now,)
                 yield node.beat
@@ -243,11 +206,14 @@ class JobNodes:
         `disconnected`: when each node with a closed connection, of any job, was last heard; sorted.
         """
         losses: list[NodeLoss] = []
+        least_s = self._settings.hail_after_s
         for node in self._silent(at.seen_s):
             name = node.beat.node
             if node.is_over:
                 del self.nodes[name]
                 continue
+            if node.probe is None and self._moves(node.beat, at.seen_s, least_s):
+                continue  # as nearly all of them: their beats were lost
             is_replaced = self._is_left_behind(node.beat)
             loss = self._replaced_loss(node, at) if is_replaced else self._silence_loss(node, at)
             if loss is None and not is_replaced and is_alone(node.seen_s, disconnected):
@@ -274,13 +240,16 @@ class JobNodes:
 
     def _add(self, beat: NodeBeat, seen_s: float, now: float) -> NodeReturn | None:
         lost = self.lost.pop(beat.node, None)
-        self._note_progress(beat, None if lost is None else lost.beat, seen_s)
-        self.nodes[beat.node] = _Node(beat, seen_s, now)
+        node = _Node(beat, seen_s, now, done(beat))
+        if lost is not None:
+            node.beat, node.done = lost.beat, lost.done
+        self._note_progress(beat, node.hear(beat, seen_s, now), seen_s)
+        self.nodes[beat.node] = node
         if lost is None or lost.loss is None:
             return None
         return return_of(lost.loss.id, lost.beat, beat, now - lost.heard_at)
 
-    def _note_progress(self, beat: NodeBeat, before: NodeBeat | None, seen_s: float) -> None:
+    def _note_progress(self, beat: NodeBeat, age_s: float, seen_s: float) -> None:
         if beat.round is None or beat.slot is None:
             return
         progress = self._progress
@@ -292,8 +261,7 @@ class JobNodes:
                 return
             progress = self._progress = RoundProgress(beat.round, seen_s)
         progress.heard_s = seen_s
-        age_s = progress_age_s(beat, before)
-        if age_s is not None:
+        if age_s < inf:
             progress.advance(beat.node, seen_s - age_s)
 
     def _silent(self, seen_s: float) -> list[_Node]:
@@ -404,10 +372,11 @@ class JobNodes:
     def _loss(self, node: _Node, at: ObserverTime, limit_s: float, evidence: str) -> NodeLoss:
         silence_s = at.seen_s - node.seen_s
         blind_s = max(0.0, at.now - node.heard_at - silence_s)
-        return loss_of(
+        loss = loss_of(
             node.beat, silence_s, limit_s, blind_s=blind_s, evidence=evidence,
             is_warden_alive=at.seen_s - node.alive_s < _ALIVE_FOR_S,
         )  # fmt: skip
+        return replace(loss, last_step=node.last_step)
 
     def _is_witnessed(self, node: _Node, seen_s: float) -> bool:
         """The bus and the observer work: another node was heard, and after this one's next beat.
@@ -437,8 +406,10 @@ class JobNodes:
 
     def _moves(self, beat: NodeBeat, seen_s: float, least_s: float) -> bool:
         """The other nodes of its round make progress, which they could not do without it."""
-        limit_s = self._progress.proves_for_s(least_s, self._settings.moving_limit_most_s)
-        return self._still_s(beat, seen_s) < limit_s
+        progress = self._progress
+        if beat.round != progress.round or beat.slot is None:
+            return False
+        return progress.moves(beat.node, seen_s, least_s, self._settings.moving_limit_most_s)
 
     def _stillness(self, beat: NodeBeat, seen_s: float) -> str:
         if beat.slot is None or beat.round != self._progress.round:

@@ -82,7 +82,8 @@ class _Round:
 
     number: int
     heard_s: float
-    nodes: dict[str, _Heard] = field(default_factory=dict)
+    nodes: dict[str, _Heard | None] = field(default_factory=dict)
+    """Those that were heard, with their last beats once a rank has stalled."""
     stalled: dict[int, Halt] = field(default_factory=dict)
     facts: dict[int, str] = field(default_factory=dict)
     """The ids of the facts about them, by rank."""
@@ -98,12 +99,14 @@ class _Round:
         if self.opened_s is None:
             self.opened_s = seen_s
 
-    def hear(self, heard: _Heard, *, is_calm: bool) -> None:
+    def hear(self, beat: NodeBeat, at_s: float, *, is_calm: bool) -> None:
         """Note a beat; `is_calm`: none of the node's ranks has stalled."""
-        self.nodes[heard.beat.node] = heard
         if is_calm and not self.stalled:
+            if beat.node not in self.nodes:
+                self.nodes[beat.node] = None
             return
-        states = {rank.rank: rank.state for rank in heard.beat.ranks}
+        heard = self.nodes[beat.node] = _Heard(at_s, beat)
+        states = {rank.rank: rank.state for rank in beat.ranks}
         for halt in heard.halts():
             before = self.stalled.get(halt.rank)
             if states[halt.rank] == "stalled":
@@ -118,6 +121,7 @@ class _Round:
         """Note that the rank moves again. Once all do, the next stall is a new one."""
         if self.stalled.pop(rank, None) is not None and not self.stalled:
             self.opened_s, self.is_located = None, False
+            self.nodes = dict.fromkeys(self.nodes)
             self.facts.clear()
             self.busy.clear()
 
@@ -140,7 +144,7 @@ class StallLocator:
         round_ = self._round(beat.job, beat.round, seen_s)
         states = {rank.state for rank in beat.ranks}
         if round_ is not None and not states.isdisjoint(_STANDING):
-            round_.hear(_Heard(seen_s, beat), is_calm="stalled" not in states)
+            round_.hear(beat, seen_s, is_calm="stalled" not in states)
 
     def stalled(self, fact: RankStalled, seen_s: float) -> None:
         """Take in that an agent has found a stalled rank."""
@@ -172,13 +176,14 @@ class StallLocator:
             opened_s = round_.opened_s
             if opened_s is None or round_.is_located:
                 continue
-            missing = sorted(name for name, node in round_.nodes.items() if node.at_s < opened_s)
+            heard = [node for node in round_.nodes.values() if node and node.at_s >= opened_s]
+            missing = sorted(round_.nodes.keys() - {node.beat.node for node in heard})
             if missing and seen_s - opened_s < _SETTLED_S:
                 continue
             round_.is_located = True
-            is_vague = any(node.is_vague for node in round_.nodes.values())
+            is_vague = any(node.is_vague for node in heard)
             is_whole = not missing and not is_vague and back_s < opened_s
-            stalls.append(_located(job, round_, missing, is_whole))
+            stalls.append(_located(job, round_, heard, missing, is_whole))
         return stalls
 
     def _round(self, job: str, number: int, seen_s: float) -> _Round | None:
@@ -192,8 +197,9 @@ class StallLocator:
         return round_
 
 
-def _located(job: str, round_: _Round, missing: list[str], is_whole: bool) -> StallFinding:
-    heard = [node for name, node in round_.nodes.items() if name not in missing]
+def _located(
+    job: str, round_: _Round, heard: list[_Heard], missing: list[str], is_whole: bool
+) -> StallFinding:
     halts = {**round_.stalled, **{halt.rank: halt for node in heard for halt in node.halts()}}
     first, lead_s, why = _first(list(halts.values()))
     numbers = sorted(halt.rank for halt in first)
