@@ -10,6 +10,7 @@ import pytest
 
 import everstep
 import everstep_services
+from everstep import messages
 from everstep.bus import BusSettings
 from everstep.settings import Settings, leaves
 from everstep_services.cli.settings_sections import SECTIONS, section_class
@@ -52,6 +53,8 @@ def read_names(section: str, owner: type[Settings]) -> set[str]:
         if file == own:
             text = re.sub(r"(?s)def __post_init__.*?(?=\n    def |\nclass |\Z)", "", text)
         names |= set(re.findall(r"\.([a-z_0-9]+)\b", text))
+        for message in re.findall(r"\bshared\(([A-Z]\w+), (?:agent|settings)\)", text):
+            names |= set(getattr(messages, message).__struct_fields__)
     return names
 
 

@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 _LOOK_MOST_S = 60.0
 _LOOK_LEAST_S = 0.25
 _ANSWER_WITHIN_S = 10.0
+_ANSWER_SHARE = 0.2
+"""An answer is lost if the service renews its own login just then: there is time to ask again."""
 
 
 async def renew_for_ever(jetstream: JetStream) -> None:
@@ -50,10 +52,11 @@ def _due_in_s(claims: Claims, share: float) -> float:
 async def _renew(jetstream: JetStream, claims: Claims) -> float:
     """Renew once, and return the seconds until the next attempt."""
     connection = jetstream.connection
+    left_s = claims.exp - datetime.now(UTC).timestamp()
     try:
         newest = (await asyncio.to_thread(connection.login.read)).claims
         if newest is None or newest.iat <= claims.iat:  # else the file has a newer login
-            await _keep(connection.login, await _asked(jetstream, claims))
+            await _keep(connection.login, await _asked(jetstream, claims, left_s))
     except BusError as error:
         left_s = claims.exp - datetime.now(UTC).timestamp()
         log.warning("login_not_renewed name=%s left_s=%.0f error=%s", claims.name, left_s, error)
@@ -69,12 +72,13 @@ async def _keep(login: Login, token: str) -> None:
         log.warning("login_not_kept path=%s error=%s", login.kept_at, error.strerror)
 
 
-async def _asked(jetstream: JetStream, claims: Claims) -> str:
+async def _asked(jetstream: JetStream, claims: Claims, left_s: float) -> str:
     job = job_in(claims.name) or subjects.CLUSTER
     credentials = jetstream.connection.login.credentials
     assert credentials is not None
     question = RenewLogin(job=job, token=credentials.token)
+    within_s = min(max(_ANSWER_SHARE * left_s, 0.5), _ANSWER_WITHIN_S)
     reply = await ask(
-        jetstream, LOGINS, "renew", question, LoginRenewed, job=job, within_s=_ANSWER_WITHIN_S
+        jetstream, LOGINS, "renew", question, LoginRenewed, job=job, within_s=within_s
     )
     return reply.token
