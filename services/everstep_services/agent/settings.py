@@ -9,7 +9,7 @@ from everstep_services.agent.replicas.settings import CheckpointSettings
 
 Kind = Literal[
     "page", "process", "flight_recorder", "nccl_ras", "stacks", "kernel_log", "gpu", "cgroup",
-    "environment",
+    "environment", "split_sizes",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 

@@ -75,9 +75,10 @@ class EvidenceCollected(IncidentFact, frozen=True, kw_only=True, tag="evidence_c
     node: Name
     """The node that the evidence comes from."""
     evidence: Name
-    """`exception`, `log`, `flight_recorder`, `nccl_ras`, `stacks`, `kernel_log`, `gpu`, `cgroup`,
-    `environment`, `page`, `process` (the kernel's view of the ranks that still lived) or `check`.
-    The blob of `flight_recorder` and of `stacks` is an archive with a file for each rank."""
+    """`exception`, `log`, `flight_recorder`, `split_sizes` (dumps with the sizes of an all_to_all),
+    `nccl_ras`, `stacks`, `kernel_log`, `gpu`, `cgroup`, `environment`, `page`, `process` (the
+    kernel's view of the ranks that still lived) or `check`. The blob of `flight_recorder`, of
+    `split_sizes` and of `stacks` is an archive with a file for each rank."""
     rank: Count | None = None
     """The rank that the evidence is about; None for the whole node."""
     blob: BlobRef | None = None

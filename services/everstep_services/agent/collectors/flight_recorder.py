@@ -20,6 +20,7 @@ from everstep_services.agent.stalls.torch_server import TorchServerError, has_se
 from trainer_sdk import layout
 
 MOST_BYTES = 16 << 20
+_SIZES = b'"all_to_all": {'
 _PREFIXES = (
     "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCHCOMM_FR_DUMP_TEMP_FILE",
 )  # fmt: skip
@@ -30,8 +31,7 @@ async def flight_recorders(scene: Scene, clock: Clock) -> EvidenceFound | None:
     began_wall_s = clock.wall().timestamp() - (clock.now() - scene.began_s)
 
     async def dumped(rank: RankSeen, since_s: float = began_wall_s - 1) -> RankPiece | None:
-        path = _dump_path(rank, scene.environs.get(rank.rank, {}))
-        content = await asyncio.to_thread(left_file, path, MOST_BYTES, since_s)
+        content = await _left(scene, rank, since_s)
         if content is None:
             return None
         suffix = "json" if content.startswith(b"{") else "pickle"
@@ -53,6 +53,23 @@ async def flight_recorders(scene: Scene, clock: Clock) -> EvidenceFound | None:
         return left or piece
 
     return await from_each(scene, recorded, gone=dumped)
+
+
+async def split_sizes(scene: Scene, clock: Clock) -> EvidenceFound | None:
+    """The dumps of ended ranks that have the sizes of the all_to_all that broke; None for none."""
+    del clock
+    members = []
+    for rank in scene.ranks:
+        content = await _left(scene, rank)
+        if content is not None and content.startswith(b"{") and _SIZES in content:
+            members.append(ArchiveMember(rank.rank, "json", content))
+    text = f"ranks {', '.join(str(member.rank) for member in members)}"
+    return EvidenceFound(text, members=tuple(members)) if members else None
+
+
+async def _left(scene: Scene, rank: RankSeen, since_s: float = 0.0) -> bytes | None:
+    path = _dump_path(rank, scene.environs.get(rank.rank, {}))
+    return await asyncio.to_thread(left_file, path, MOST_BYTES, since_s)
 
 
 async def _recorded(rank: RankSeen, within_s: float) -> tuple[CollectiveState, RankPiece]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from everstep_services.agent.collectors.collection import Collector
 from everstep_services.agent.collectors.environment import environment
-from everstep_services.agent.collectors.flight_recorder import flight_recorders
+from everstep_services.agent.collectors.flight_recorder import flight_recorders, split_sizes
 from everstep_services.agent.collectors.gpu import gpus
 from everstep_services.agent.collectors.nccl_ras import nccl_status
 from everstep_services.agent.collectors.node_state import NodeState
@@ -45,7 +45,7 @@ def collectors(without: Collection[str] = (), *, native_stacks: bool = False) ->
     }
     of_node: Mapping[Kind, Collector] = {"gpu": gpus, "cgroup": node.cgroup}
     of_past: Mapping[Kind, Collector] = {"kernel_log": node.kernel_log, "environment": environment}
-    of_ended: Mapping[Kind, Collector] = {"stacks": written_stacks}
+    of_ended: Mapping[Kind, Collector] = {"stacks": written_stacks, "split_sizes": split_sizes}
     chosen: list[dict[str, Collector]] = [
         {kind: collector for kind, collector in kinds.items() if kind not in without}
         for kinds in (of_ranks, of_node, of_past, of_ended)

@@ -75,30 +75,29 @@ _KINDS: Mapping[Kind, Sequence[_Reading]] = {
 async def analyze(incident: Incident) -> Sequence[Claim]:
     """Return claims from all dumps together; none if there are no dumps."""
     dumps, fact = await incident.by_rank("flight_recorder")
-    if not dumps:
-        return ()
-    world = incident.case.world_size
     refused = await _refused(incident)
-    differ = bool(refused)
+    left, left_fact = await incident.by_rank("split_sizes") if refused else ({}, None)
+    splits = split_calls({**dumps, **left}) if refused else {}
+    if (odd_rank := odd_split(splits, refused)) is not None:
+        rank, how = odd_rank
+        says = f"rank {rank} gave all_to_all other sizes than the ranks of its group: {how}"
+        return (_mismatch(rank, says, left_fact or fact),)
+    if not dumps:
+        return _refuses(refused, fact)
+    world = incident.case.world_size
     stacks, _ = await incident.by_rank("stacks")
     ended = {end.rank for end in first_ends(incident.case) if not is_consequence(end)}
     analysis = FlightAnalysis(world=world or None, ended=ended)
-    report, smallest = await asyncio.to_thread(_report, analysis, dumps, stacks, differ)
+    report, smallest = await asyncio.to_thread(_report, analysis, dumps, stacks, bool(refused))
     incident.missing += [f"flight_recorder: {note}" for note in report.notes[:_NOTES_MOST]]
     without = sorted(set(range(world)) - set(dumps))
-    splits = split_calls(dumps) if differ else {}
-    if (odd_rank := odd_split(splits, next(iter(refused), None))) is not None:
-        rank, how = odd_rank
-        says = f"rank {rank} gave all_to_all other sizes than the ranks of its group: {how}"
-        return (_mismatch(rank, says, fact),)
     has_mismatch = any(fault.kind == "mismatch" for fault in report.faults)
-    is_alone = differ and not splits and len(without) == 1  # of splits, recorders know nothing
+    # of splits, recorders know nothing
+    is_alone = bool(refused) and not splits and len(without) == 1
     if is_alone and not has_mismatch and report.meetings and smallest > 2:
         return (_other_size(without[0], len(dumps), fact),)
-    if not has_mismatch and len(odd := _odd_size(refused)) == 1:
-        sent, expects = (size.decode() for size in refused[odd[0]])
-        says = f"rank {odd[0]} expects {expects} bytes where others send {sent} and expect {sent}"
-        return (_mismatch(odd[0], f"{says}: it calls the collective with other sizes", fact),)
+    if not has_mismatch and (odd := _refuses(refused, fact)):
+        return odd
     if report.verdict != "culprits":
         return [*_undecided(report.faults[:1], fact)]
     late = incident.given_up.get("flight_recorder", {})
@@ -124,14 +123,21 @@ async def _refused(incident: Incident) -> Mapping[int | None, tuple[bytes, bytes
     return refused
 
 
-def _odd_size(refused: Mapping[int | None, tuple[bytes, bytes]]) -> list[int]:
-    """The rank that was sent as much as another one expects, and expects less."""
-    return [
+def _refuses(
+    refused: Mapping[int | None, tuple[bytes, bytes]], fact: str | None
+) -> tuple[Claim, ...]:
+    """The only rank that was sent as much as another one expects, and expects less."""
+    odd = [
         rank
         for rank, (sent, _) in refused.items()
         if rank is not None
         and any(sent == expected for other, (_, expected) in refused.items() if other != rank)
     ]
+    if len(odd) != 1:
+        return ()
+    sent, expects = (size.decode() for size in refused[odd[0]])
+    says = f"rank {odd[0]} expects {expects} bytes where others send {sent} and expect {sent}"
+    return (_mismatch(odd[0], f"{says}: it calls the collective with other sizes", fact),)
 
 
 def _other_size(rank: int, others: int, fact: str | None) -> Claim:

@@ -323,7 +323,11 @@ class FaultFinder:
     def _other_roots(self, meeting: Meeting, roots: Mapping[int, int]) -> Fault:
         (usual, most), (_, next_most), *_ = Counter(roots.values()).most_common()
         is_clear = most > next_most
-        odd = sorted(rank for rank, root in roots.items() if not is_clear or root != usual)
+        # as many ranks for one as for the other: a root of its own is the common mistake
+        alone = [rank for rank, root in roots.items() if root == rank]
+        is_alone = not is_clear and len(alone) == 1 and {*alone} == roots.keys() & {*roots.values()}
+        at_odds = (rank for rank, root in roots.items() if not is_clear or root != usual)
+        odd = alone if is_alone else sorted(at_odds)
         group = self._graph.groups[meeting[0]]
         sides = {root: [rank for rank in roots if roots[rank] == root] for root in roots.values()}
         told = "; ".join(f"{named(sides[at])}: rank {group.place(at)}" for at in sorted(sides))
@@ -332,7 +336,7 @@ class FaultFinder:
             f"the ranks disagree about the root of "
             f"{self._graph.last_to_come[meeting][1].operation}, number {meeting[1]} of "
             f"{group.key}: {told}",
-            0.9 if is_clear else 0.6,
+            0.9 if is_clear else 0.75 if is_alone else 0.6,
             [(rank, f"its root is rank {group.place(roots[rank])}") for rank in odd],
         )
 

@@ -14,6 +14,8 @@ import msgspec
 _NAME = re.compile("all_?to_?all")
 _LEAST_RANKS = 3
 """Of two, nobody knows which one differs."""
+_LEAST_AGREED = 2
+_ITEM_BYTES = (1, 2, 4, 8, 16)
 
 
 class SplitSizes(msgspec.Struct, frozen=True):
@@ -51,10 +53,13 @@ def split_calls(dumps: Mapping[int, bytes]) -> SplitCalls:
     return calls
 
 
-def odd_split(calls: SplitCalls, refused: int | None) -> tuple[int, str] | None:
+def odd_split(
+    calls: SplitCalls, refused: Mapping[int | None, tuple[bytes, bytes]]
+) -> tuple[int, str] | None:
     """The rank whose sizes differ, and how; None if nobody knows.
 
-    `refused` is the rank that gloo ended because it was sent more than it expects.
+    `refused` are the ranks that gloo ended because they were sent more than they expect, each with
+    both numbers of bytes.
     """
     for (ranks, _), sizes in calls.items():
         if len(ranks) < _LEAST_RANKS:
@@ -63,9 +68,29 @@ def odd_split(calls: SplitCalls, refused: int | None) -> tuple[int, str] | None:
         odd = [rank for rank in sizes if misfits and all(rank in pair for pair in misfits)]
         if len(odd) == 1:
             return odd[0], _told(odd[0], misfits[0], sizes)
-        if refused is not None and not misfits and {*ranks} - sizes.keys() == {refused}:
-            return refused, f"what the other {len(sizes)} ranks send and expect fits"
+        unknown = {*ranks} - sizes.keys()
+        refusers = [rank for rank in unknown if rank in refused]
+        guilty = [rank for rank in refusers if _expects_less(rank, sizes, *refused[rank])]
+        if not misfits and (len(unknown) == 1 == len(refusers) or len(guilty) == 1):
+            named = (guilty or refusers)[0]
+            return named, f"what the other {len(sizes)} ranks send and expect fits"
     return None
+
+
+def _expects_less(
+    rank: int, sizes: Mapping[int, SplitSizes], sent: bytes | None, expects: bytes | None
+) -> bool:
+    """Whether it was sent what all known ranks send it, and expects another size."""
+    counts = {_sent(sizes, other, rank) for other in sizes}
+    if len(sizes) < _LEAST_AGREED or len(counts) != 1 or sent is None or expects is None:
+        return False
+    count = counts.pop()
+    return _is_multiple(int(sent), count) and not _is_multiple(int(expects), count)
+
+
+def _is_multiple(octets: int, count: int) -> bool:
+    """Whether these bytes are this count of numbers of a usual size."""
+    return count > 0 and octets % count == 0 and octets // count in _ITEM_BYTES
 
 
 def _call(rank: int, dump: bytes) -> tuple[SplitSizes, int] | None:

@@ -176,7 +176,7 @@ def test_a_collector_that_is_late_or_breaks_takes_nothing_from_the_others() -> N
 def test_what_is_collected_has_names_that_the_messages_know() -> None:
     """Each kind is collected, may be turned off, and is in the message's own words."""
     table = collectors()
-    assert set(table.of_living) == set(KINDS)
+    assert {*table.of_living, *table.of_ended} == set(KINDS)
     assert "stacks" not in collectors(("stacks",)).of_ranks
     said = Path(sys.modules[EvidenceCollected.__module__].__file__ or "").read_text()
     assert all(f"`{kind}`" in said for kind in KINDS)

@@ -53,12 +53,29 @@ def dump(
 def test_the_rank_that_fits_nobody(
     dumps: dict[int, bytes], refused: int | None, rank: int | None
 ) -> None:
-    found = odd_split(split_calls(dumps), refused)
+    found = odd_split(split_calls(dumps), {} if refused is None else {refused: (b"28", b"16")})
+    assert (found and found[0]) == rank
+
+
+@pytest.mark.parametrize(
+    ("sent", "expects", "rank"),
+    [
+        (b"16", b"12", 7),  # 4 floats, as others send, and it expects 3
+        (b"28", b"16", None),  # another one sent 7, and it expects what the others send
+        (b"16", b"8", None),  # 4 of 4 bytes or of 2
+        (None, None, None),
+    ],
+)
+def test_two_that_fit_tell_what_a_third_one_should_expect(
+    sent: bytes | None, expects: bytes | None, rank: int | None
+) -> None:
+    calls = split_calls({4: dump(EVEN), 5: dump(EVEN)})
+    found = odd_split(calls, {7: (sent, expects)})  # type: ignore[dict-item]  # a bare message
     assert (found and found[0]) == rank
 
 
 def test_the_words() -> None:
-    found = odd_split(split_calls({4: dump(EVEN), 5: dump(ODD), 6: dump(EVEN)}), None)
+    found = odd_split(split_calls({4: dump(EVEN), 5: dump(ODD), 6: dump(EVEN)}), {})
     assert found is not None
     assert found[1] == (
         "it sends 3 to rank 4, which expects 4, and expects 3 of it, which sends 4; what the "
@@ -77,3 +94,24 @@ async def test_the_verdict_names_it() -> None:
     assert (found.cause, found.ranks, found.nodes) == ("user_code", (5,), ())
     assert "rank 5 gave all_to_all other sizes than the ranks of its group" in found.reason
     assert (await judged(of, {"flight_recorder": pack(dumps[:1], {})})).ranks == ()
+
+
+@pytest.mark.parametrize("kind", ["flight_recorder", "split_sizes"])
+async def test_sizes_that_were_read_once_the_ranks_had_stopped(kind: str) -> None:
+    """Recorders of 64 ranks do not answer in the time of a crash."""
+    text = "op.preamble.length <= op.nbytes. 16 vs 12. Received data size doesn't match"
+    aborted = end(7, how="signal", signal="SIGABRT", first_error=f"what(): {text}")
+    dumps = [ArchiveMember(rank, "json", dump(EVEN)) for rank in (4, 5)]
+    of = case(nodes=2, ranks=4, ends=(aborted, lost_peer(4), lost_peer(5)))
+    found = await judged(of, {kind: pack(dumps, {})})
+    assert (found.cause, found.ranks) == ("user_code", (7,))
+
+
+async def test_two_that_refuse_tell_the_rank_without_any_recorder() -> None:
+    text = "what(): op.preamble.length <= op.nbytes. {}. Received data size doesn't match"
+    ends = [
+        end(rank, how="signal", signal="SIGABRT", first_error=text.format(sizes))
+        for rank, sizes in ((5, "16 vs 12"), (7, "28 vs 16"))
+    ]
+    found = await judged(case(nodes=2, ranks=4, ends=tuple(ends)), {})
+    assert (found.cause, found.ranks) == ("user_code", (5,))

@@ -66,7 +66,12 @@ def test_a_rank_alone_at_its_place_is_the_odd_one_of_two_that_wait_for_each_othe
 
 
 @pytest.mark.parametrize(
-    ("roots", "named", "confidence"), [({0: 0, 1: 0, 2: 2}, [2], 0.9), ({1: 0, 2: 2}, [1, 2], 0.6)]
+    ("roots", "named", "confidence"),
+    [
+        ({0: 0, 1: 0, 2: 2}, [2], 0.9),
+        ({1: 0, 2: 2}, [2], 0.75),  # a root of its own is the common mistake
+        ({1: 0, 2: 1}, [1, 2], 0.6),
+    ],
 )
 def test_who_has_another_root_is_named_and_both_where_there_is_no_majority(
     roots: Mapping[int, int], named: list[int], confidence: float
