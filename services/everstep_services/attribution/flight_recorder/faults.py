@@ -323,12 +323,14 @@ class FaultFinder:
     def _other_roots(self, meeting: Meeting, roots: Mapping[int, int]) -> Fault:
         (usual, most), (_, next_most), *_ = Counter(roots.values()).most_common()
         is_clear = most > next_most
-        # as many ranks for one as for the other: a root of its own is the common mistake
-        alone = [rank for rank, root in roots.items() if root == rank]
-        is_alone = not is_clear and len(alone) == 1 and {*alone} == roots.keys() & {*roots.values()}
+        group = self._graph.groups[meeting[0]]
+        # as many ranks for one as for the other: the group's first is the usual root, and a root of
+        # its own the common mistake
+        own = {group.place(root) for root in roots.values() if root}
+        alone = [rank for rank, root in roots.items() if root and group.place(root) == rank]
+        is_alone = not is_clear and len(alone) == 1 and {*alone} == roots.keys() & own
         at_odds = (rank for rank, root in roots.items() if not is_clear or root != usual)
         odd = alone if is_alone else sorted(at_odds)
-        group = self._graph.groups[meeting[0]]
         sides = {root: [rank for rank in roots if roots[rank] == root] for root in roots.values()}
         told = "; ".join(f"{named(sides[at])}: rank {group.place(at)}" for at in sorted(sides))
         return self._fault(
