@@ -83,6 +83,11 @@ class Pauses:
             else:
                 self._table.misused("`resume` was called without a pause")
 
+    def begin_round(self) -> None:
+        """Forget the pauses of a round that has ended."""
+        with self._lock:
+            self._open.clear()
+
     def detach(self) -> None:
         """Make the lock anew in a fork of the rank."""
         self._lock = RLock()

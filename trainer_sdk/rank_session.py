@@ -7,8 +7,8 @@ from time import monotonic
 from trainer_sdk import layout
 from trainer_sdk.agent_lookup import own_link
 from trainer_sdk.bootstrap.agent_link import AgentLink
+from trainer_sdk.bootstrap.group_timeout import group_timeout_ns
 from trainer_sdk.environment import environ
-from trainer_sdk.group_timeout import group_timeout_ns
 from trainer_sdk.pauses import Pause, Pauses
 from trainer_sdk.sdk_log import quoted
 from trainer_sdk.section_table import SECOND_NS, ReportedMetrics, SectionTable
@@ -16,7 +16,7 @@ from trainer_sdk.sections import Section, seconds_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, MutableMapping
+    from collections.abc import Callable, Iterable, Mapping, MutableMapping
     from types import TracebackType
     from typing import Any, Literal
 
@@ -58,20 +58,25 @@ class Session:
         self._sections = self._table.sections
         self._metrics = ReportedMetrics(link.words, self._table)
         self._pauses = Pauses(link, self._table)
-        self._seconds = seconds_of(link.words)
-        self._step = self._steps = 0
-        self._longest = 0.0
-        self._settled = 0
-        """The applied choice of the agent about processor times; `_EACH_STEP` for more work."""
-        self._beats = 0
-        self._beat = self._longest_beat = 0.0
-        self._listens = self._has_seen_stop = False
+        self._step = 0
+        self._begin_counts()
         self._has_timed_device = False
         """Whether timing on the accelerator was ever begun; after a failure it does not restart."""
         self._kernels: KernelTrace | None = None
         self._trackers: list[Tracker] = []
         self._endings: list[Callable[[], object]] = []
         self._table.progress(monotonic())
+
+    def _begin_counts(self) -> None:
+        """Begin what is counted in a round."""
+        self._seconds = seconds_of(self._words)
+        self._steps = 0
+        self._longest = 0.0
+        self._settled = 0
+        """The applied choice of the agent about processor times; `_EACH_STEP` for more work."""
+        self._beats = 0
+        self._beat = self._longest_beat = 0.0
+        self._listens = self._has_seen_stop = False
 
     @property
     def is_watched(self) -> bool:
@@ -333,6 +338,20 @@ class Session:
     def _at_close(self, ending: "Callable[[], object]") -> None:
         """Call this at the good end of a training that was not asked to stop."""
         self._endings.append(ending)
+
+    def _begin_round(self, environ: "Mapping[str, str]") -> None:
+        """Go on in another round, with its page; KeyError, OSError or ValueError if that fails."""
+        self.end_all()
+        self._link.begin_round(environ)
+        self._words = self._link.words
+        self._begin_counts()
+        self._pauses.begin_round()
+        self._metrics.begin_round(self._words)
+        self._table.begin_round(self._words)
+        if self._table.device is not None:
+            self._settled = _EACH_STEP
+        self._table.progress(monotonic())
+        self._link.up()
 
     def _detach(self) -> None:
         """Write to private memory from now on: this process is not the rank."""

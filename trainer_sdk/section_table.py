@@ -177,6 +177,21 @@ class SectionTable:
         self._count_misuse()
         warn_once(text)
 
+    def begin_round(self, words: "memoryview[int]") -> None:
+        """Write to the page of another round: names stay, counts and times begin anew."""
+        with self._lock:
+            before, self.words = self.words, words
+            self.long_s = self.stepped = self.fresh = 0.0
+            self._learns = False
+            self.time_cpu(is_wanted=False)
+            self._show(layout.OUTSIDE, "", layout.KIND_PLAIN)
+            for section in self._all():
+                at = layout.SECTIONS_AT + section.number * layout.SECTION_WORDS
+                self._show(section.number, section.name, before[at + layout.SECTION_KIND])
+                section.begin_round(words)
+            for lane in self._alive():
+                lane.begin_round(words)
+
     def detach(self, words: "memoryview[int]") -> None:
         """Write to other memory: this process is a fork of the rank, and has only this thread."""
         self.words = words
@@ -287,6 +302,12 @@ class ReportedMetrics:
             now = monotonic_ns()
             self._words[at + _NAME_WORDS] = bits
             self._words[at + _NAME_WORDS + 1] = now
+
+    def begin_round(self, words: "memoryview[int]") -> None:
+        """Write to the page of another round, which has no metrics yet."""
+        with self._lock:
+            self._words = words
+            self._numbers.clear()
 
     def detach(self, words: "memoryview[int]") -> None:
         """Write to other memory from now on."""

@@ -82,6 +82,11 @@ class Lane:
         self._seconds[layout.LANE_MOVED_S] = self.moved
         words[layout.LANE_THREAD] = self.thread
 
+    def begin_round(self, words: "memoryview[int]") -> None:
+        """Show the lane on the page of another round."""
+        self.moved, self.longest_gap = monotonic(), _NOT_YET
+        self.place(words, self.number)
+
     def forget_cpu(self) -> None:
         """Forget the processor times at the entries of open sections."""
         for depth in range(_DEEPEST):
@@ -197,6 +202,11 @@ class Section:
                 return function(*args, **kwargs)
 
         return timed
+
+    def begin_round(self, words: "memoryview[int]") -> None:
+        """Write to the page of another round: counts and times begin anew."""
+        self._ended, self._longest = 0, _NOT_YET
+        self.place(words)
 
     def begin_learning(self) -> None:
         """Note that the first step is finished: durations from now on are typical."""

@@ -231,7 +231,7 @@ def test_nccl_can_be_aborted_while_it_waits(tmp_path: Path) -> None:
         " world_size=1)\n"
         "torch.cuda._sleep(int(3e9))\n"
         "dist.all_reduce(torch.ones(8, device='cuda'), async_op=True)\n"
-        "from trainer_sdk.nvrx.inprocess.group_abort import abort_groups\n"
+        "from trainer_sdk.survive.group_abort import abort_groups\n"
         "abort_groups(is_last=True)\n"
         f"dist.init_process_group('nccl', init_method='file://{tmp_path}/again', rank=0,"
         " world_size=1)\n"

@@ -77,14 +77,24 @@ class AgentLink:
         fileno = getattr(self._socket, "fileno", None)
         return -1 if fileno is None else int(fileno())
 
+    def begin_round(self, environ: "Mapping[str, str]") -> None:
+        """Go on as a rank of this environment, on its page; KeyError, OSError or ValueError."""
+        number, rank = int(environ.get(layout.ROUND_VARIABLE, "0")), int(environ["RANK"])
+        words = map_page(environ[layout.PAGE_VARIABLE])
+        wire = connect_to(environ[layout.SOCKET_VARIABLE])
+        for word in (layout.DEFERRED, layout.TOTAL_STEPS, layout.WARMUP):
+            words[word] = self.words[word]
+        former, self._socket = self._socket, None
+        self.folder = environ.get(layout.FOLDER_VARIABLE, "")
+        self.attach(words, wire, number, rank)
+        if isinstance(former, _socket.socket):
+            former.close()
+
     def _open(self, environ: "Mapping[str, str]") -> None:
         try:
-            number, rank = int(environ.get(layout.ROUND_VARIABLE, "0")), int(environ["RANK"])
-            words = map_page(environ[layout.PAGE_VARIABLE])
-            wire = connect_to(environ[layout.SOCKET_VARIABLE])
+            self.begin_round(environ)
         except (KeyError, OSError, ValueError):
             return  # no agent, or it is gone: the script runs all the same
-        self.attach(words, wire, number, rank)
         self.starts_ranks = True
         # A process that the script forks is not the rank, and must not speak for it.
         os.register_at_fork(after_in_child=self.detach)

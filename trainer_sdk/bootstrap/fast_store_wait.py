@@ -9,6 +9,7 @@ from time import monotonic, sleep
 
 TYPE_CHECKING = False  # as in torch_hooks
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import timedelta
     from typing import Any
 
@@ -37,13 +38,18 @@ def wait_for_store_fast() -> None:
     rendezvous._create_c10d_store = create_store  # type: ignore[union-attr]  # noqa: SLF001
 
 
-def wait_for_listener(host: str, port: int, world_size: int) -> bool:
-    """Wait until the address listens; False after a minute, or if it is not a valid address."""
+def wait_for_listener(
+    host: str, port: int, world_size: int, is_over: "Callable[[], bool]" = bool
+) -> bool:
+    """Wait until the address listens.
+
+    False after a minute, if it is not a valid address, or once the wait `is_over`.
+    """
     import socket  # torch has imported it
 
     pause_s, until = _FIRST_S, monotonic() + _WITHIN_S
     longest_s = max(_MOST_S, world_size * _MOST_S_A_RANK)
-    while monotonic() < until:
+    while monotonic() < until and not is_over():
         try:
             socket.create_connection((host, port), timeout=5.0).close()
         except (ConnectionRefusedError, ConnectionResetError):

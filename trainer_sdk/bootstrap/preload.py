@@ -15,7 +15,7 @@ from trainer_sdk.bootstrap.import_watch import ImportWatch
 from trainer_sdk.bootstrap.script_analysis import read_script
 from trainer_sdk.wire import ForgePlan, Unfit
 
-_TORCH, _DYNAMO = "torch", "torch._dynamo"
+_TORCH, _DYNAMO, _SURVIVAL = "torch", "torch._dynamo", "trainer_sdk.survive.loop"
 _DEVICES = ("/dev/nvidia", "/dev/kfd")
 _NVML = "/dev/nvidiactl"
 """All that NVML opens to count devices; CUDA opens each device, and `/dev/nvidia-uvm`."""
@@ -54,6 +54,8 @@ def _import_all(plan: ForgePlan, imports: ImportWatch, done: Preloaded) -> None:
     names = script.imports() if plan.preload == "auto" else plan.preload
     # The first optimizer or DDP imports dynamo, which takes as long as torch itself.
     ours = (_TORCH, _DYNAMO) if script.needs_dynamo() else (_TORCH,)
+    if script.survives():  # a lost rank begins while all others wait for it
+        ours = (*ours, _SURVIVAL)
     sys.path.insert(0, script.folder)
     try:
         for name in dict.fromkeys((*ours, *names, *plan.besides)):

@@ -102,11 +102,18 @@ def _fault_handler(folder: str) -> None:
     if not faulthandler.is_enabled() and sys.stderr is not None:
         faulthandler.enable()
     if folder:
-        try:
-            file = io.FileIO(os.path.join(folder, layout.STACKS_FILE), "wb")
-        except OSError:  # the rank will end without its stacks
-            return
-        faulthandler.register(layout.LAST_SIGNAL, file, chain=True)
+        write_stacks_to(folder)
+
+
+def write_stacks_to(folder: str) -> None:
+    """Have the last signal write the stacks of all threads to a file in this folder."""
+    import faulthandler  # as above
+
+    try:
+        file = io.FileIO(os.path.join(folder, layout.STACKS_FILE), "wb")
+    except OSError:  # the rank will end without its stacks
+        return
+    faulthandler.register(layout.LAST_SIGNAL, file, chain=True)
 
 
 def _injection(environ: "MutableMapping[str, str]", link: AgentLink) -> None:

@@ -24,6 +24,7 @@ _NEEDING = (
     "torch.distributed.tensor.",
 )
 """Modules that import dynamo when they are used, and the names in them."""
+_SURVIVE = "survive"
 _BASE = "Optimizer"
 """The base of all optimizers, which itself does not need dynamo (see `torch_hooks`)."""
 
@@ -53,7 +54,16 @@ class Script:
         activation checkpoints, or more of `torch.optim` than the base class. Strings, comments and
         code for type checkers do not count.
         """
-        return _needs_dynamo(self.tree) or any(_needs_dynamo(tree) for tree in self._own_modules())
+        return any(map(_needs_dynamo, self._trees()))
+
+    def survives(self) -> bool:
+        """Whether it seems to call `run.survive`, as far as the same source shows."""
+        nodes = (node for tree in self._trees() for node in _running(tree))
+        return any(isinstance(node, ast.Attribute) and node.attr == _SURVIVE for node in nodes)
+
+    def _trees(self) -> Iterator[ast.Module]:
+        yield self.tree
+        yield from self._own_modules()
 
     def _own_modules(self) -> Iterator[ast.Module]:
         """The user's own modules that it imports."""

@@ -96,7 +96,9 @@ def _count_steps(link: AgentLink) -> None:
         register_optimizer_step_post_hook,
     )
 
-    from trainer_sdk.group_timeout import group_timeout_ns  # only a script with torch pays for it
+    from trainer_sdk.bootstrap.group_timeout import (
+        group_timeout_ns,  # only a script with torch pays for it
+    )
 
     step, steps, by = layout.STEP, layout.STEPS, layout.COUNTED_BY
     progress, longest = layout.PROGRESS_NS, layout.LONGEST_STEP_NS

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions, ReduceOp
 from torch.distributed.constants import default_pg_timeout
 
+from trainer_sdk.bootstrap.group_timeout import group_timeout_ns
 from trainer_sdk.bootstrap.torch_exit import wait_at_exit
 from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.environment import environ
-from trainer_sdk.group_timeout import group_timeout_ns
 from trainer_sdk.numerics.judgement import StepResult
 from trainer_sdk.numerics.rank_links import ByteLink, linked
 

@@ -267,16 +267,22 @@ class Snapshot:
     @torch.no_grad()
     def put_back_tensors(self) -> None:
         """Make buffers and gradients as they were."""
-        for owner, name, tensor, copy, version in self.buffers:
-            if tensor._version != version:  # noqa: SLF001
-                tensor.copy_(copy)
-            owner[name] = tensor
+        put_back_buffers(self.buffers)
         for parameter, gradient in zip(self._parameters, self.gradients, strict=True):
             present = parameter.grad
             if gradient is None or present is None or present.shape != gradient.shape:
                 parameter.grad = None if gradient is None else gradient.to(parameter.device)
             else:
                 present.copy_(gradient)  # it may be a view of a bucket of DDP
+
+
+@torch.no_grad()
+def put_back_buffers(buffers: list[KeptBuffer]) -> None:
+    """Make buffers as they were when they were copied."""
+    for owner, name, tensor, copy, version in buffers:
+        if tensor._version != version:  # noqa: SLF001
+            tensor.copy_(copy)
+        owner[name] = tensor
 
 
 def _copied(gradients: list[Tensor | None]) -> list[Tensor | None]:

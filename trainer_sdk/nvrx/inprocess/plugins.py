@@ -10,7 +10,6 @@ import torch
 
 from trainer_sdk.environment import environ
 from trainer_sdk.nvrx.async_calls import abort_nvrx_checkpoint
-from trainer_sdk.nvrx.inprocess.group_abort import abort_group, abort_groups
 from trainer_sdk.nvrx.inprocess.state import (
     FrozenState,
     HealthCheckError,
@@ -18,6 +17,7 @@ from trainer_sdk.nvrx.inprocess.state import (
     RestartError,
     TimeoutError,
 )
+from trainer_sdk.survive.group_abort import abort_group, abort_groups
 
 _DEVICE_WITHIN = datetime.timedelta(seconds=30)
 

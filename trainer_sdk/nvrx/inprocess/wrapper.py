@@ -24,7 +24,6 @@ from trainer_sdk.environment import environ
 from trainer_sdk.nvrx import nccl_check
 from trainer_sdk.nvrx.inprocess.absence import AGAIN, DONE, END
 from trainer_sdk.nvrx.inprocess.compose import Compose
-from trainer_sdk.nvrx.inprocess.group_abort import begin_groups, watch_groups
 from trainer_sdk.nvrx.inprocess.interruption import Interruptible, Progress, RankShouldRestart
 from trainer_sdk.nvrx.inprocess.iteration_store import IterationStore
 from trainer_sdk.nvrx.inprocess.plugins import (
@@ -46,7 +45,8 @@ from trainer_sdk.nvrx.inprocess.state import FrozenState, HealthCheckError, Mode
 from trainer_sdk.nvrx.inprocess.stores import TCPStore
 from trainer_sdk.nvrx.inprocess.watch import IterationWatch, MonitorLink
 from trainer_sdk.rank_session import session
-from trainer_sdk.sdk_log import quoted, warn
+from trainer_sdk.sdk_log import quoted, warn, warn_once
+from trainer_sdk.survive.group_abort import begin_groups, watch_groups
 
 _PLUGINS: "Mapping[str, type]" = {
     "initialize": Initialize,
@@ -160,7 +160,7 @@ class CallWrapper:
         self.state = State.from_env()
         self._prefix = f"everstep/inprocess/{attempt}/{_calls}"
         self._before = {name: environ.get(name) for name in ("RANK", "WORLD_SIZE", _AGENT_STORE)}
-        watch_groups(wrapper.hard_timeout.total_seconds())
+        watch_groups(functools.partial(_warn_of_timeout, wrapper.hard_timeout.total_seconds()))
         if self.state.initial_rank == 0 and torch.cuda.device_count() and dist.is_nccl_available():
             release = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
             for text in nccl_check.troubles(environ, release, wrapper.hard_timeout.total_seconds()):
@@ -396,6 +396,14 @@ _OF_PEER = " by peer"
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _ATOMIC_POLL_S = 0.05
 _MOST_ITERATIONS = 10_000
+
+
+def _warn_of_timeout(hard_timeout_s: float, made_group: Any, timeout: Any) -> None:
+    devices = getattr(made_group[0], "_device_types", ()) if made_group else ()
+    if timeout is not None and any(device.type == "cuda" for device in devices):
+        trouble = nccl_check.of_group(timeout.total_seconds(), hard_timeout_s)
+        if trouble:
+            warn_once(trouble)
 
 
 def _freeze_heap() -> None:

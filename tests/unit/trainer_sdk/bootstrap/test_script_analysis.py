@@ -188,3 +188,16 @@ def test_the_source_that_is_read_is_limited(tmp_path: Path) -> None:
     assert not needs_dynamo(tmp_path), "a script of more than a MiB was read"
     write(tmp_path, train="import making, big")
     assert needs_dynamo(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "survives"),
+    [
+        ("@run.survive(build)\ndef train(state, step): ...\n", True),
+        ("def main():\n    trainer_sdk.session().survive(build)(train)()\n", True),
+        ("# run.survive(build)\nsurvive = 'run.survive'\n", False),
+    ],
+)
+def test_a_script_that_survives_is_recognized(tmp_path: Path, text: str, survives: bool) -> None:
+    (tmp_path / "train.py").write_text(text)
+    assert read_script(SCRIPT, str(tmp_path)).survives() == survives

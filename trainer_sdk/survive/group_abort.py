@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from trainer_sdk.nvrx import nccl_check
 from trainer_sdk.sdk_log import warn_once
 
 _WITHIN_S = 30.0
@@ -30,8 +29,11 @@ _former_groups: list[Any] = []
 lock while it waits for them, and a thread that frees a tensor waits for that lock."""
 
 
-def watch_groups(hard_timeout_s: float) -> None:
-    """Note the connections of gloo groups that are made from now on; warn of NCCL's time-outs."""
+def watch_groups(noticed: Callable[[Any, Any], None] | None = None) -> None:
+    """Note the connections of gloo groups that are made from now on.
+
+    `noticed` is called with each group that torch has made, and its timeout.
+    """
     make: Callable[..., Any] = distributed_c10d._new_process_group_helper  # noqa: SLF001
     if getattr(make, "everstep", False):
         return
@@ -42,7 +44,8 @@ def watch_groups(hard_timeout_s: float) -> None:
         try:
             made_group = make(*arguments, **named)
             _groups.append(made_group)
-            _warn_of_timeout(made_group, named.get("timeout"), hard_timeout_s)
+            if noticed is not None:
+                noticed(made_group, named.get("timeout"))
             return made_group
         finally:
             for poll in _event_polls() - before:
@@ -50,14 +53,6 @@ def watch_groups(hard_timeout_s: float) -> None:
 
     made.everstep = True  # type: ignore[attr-defined]
     distributed_c10d._new_process_group_helper = made  # noqa: SLF001
-
-
-def _warn_of_timeout(made_group: Any, timeout: Any, hard_timeout_s: float) -> None:
-    devices = getattr(made_group[0], "_device_types", ()) if made_group else ()
-    if timeout is not None and any(device.type == "cuda" for device in devices):
-        trouble = nccl_check.of_group(timeout.total_seconds(), hard_timeout_s)
-        if trouble:
-            warn_once(trouble)
 
 
 def begin_groups(iteration: int) -> None:
