@@ -25,7 +25,7 @@ IN_VENV := $(VENV)/bin/
 PIP := $(IN_VENV)python -m pip --disable-pip-version-check --no-input -qq
 say = printf '== %s\n' "$(1)"
 
-.PHONY: help setup demo test test-all test-compose test-gpu acceptance check audit bench bench-quick docs docs-serve up down clean
+.PHONY: help setup demo test test-all test-compose test-gpu acceptance check audit dist bench bench-quick docs docs-serve up down clean
 
 help:         ## Say what each target does
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {sub(/:.*/, "", $$1); printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,11 +66,16 @@ check: $(VENV)/.has-dev  ## What can be checked without running anything; stops 
 	@$(call say,lint-imports) && $(IN_VENV)lint-imports
 	@$(call say,tools/check_words.py) && $(IN_VENV)python tools/check_words.py
 	@$(call say,codespell) && $(IN_VENV)codespell
+	@$(call say,tools/changelog.py) && $(IN_VENV)python tools/changelog.py
 	@$(call say,docs/generate.py --check) && $(IN_VENV)python docs/generate.py --check
+	@$(call say,tools/compatibility.py) && $(IN_VENV)python tools/compatibility.py || [ $$? = 3 ]
 	@$(call say,mkdocs) && $(IN_VENV)mkdocs build --quiet --strict
 
 audit: $(VENV)/.has-demo  ## List what is installed in dist/sbom.json, and look for known flaws in it
 	@$(IN_VENV)python tools/audit.py $(VENV) dist/sbom.json
+
+dist: $(VENV)/.has-test  ## Build wheel and sdist of HEAD in dist/, twice to the same bytes, with hashes and contents
+	@$(IN_VENV)python -m tools.dist
 
 bench: $(VENV)/.has-test  ## Run every benchmark, one after the other
 	@for script in $$(grep -l __main__ benchmarks/*.py | grep -v /quick.py); do \

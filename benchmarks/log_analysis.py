@@ -33,11 +33,11 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.foreign import public
+from benchmarks.score_logs import score
 from everstep_services.attribution.log_analysis.files import analyze_files
 from everstep_services.attribution.log_analysis.rules import shipped
 from tests.fakes.failure_lines import NOISE
 from tests.fakes.failure_loops import crashes, with_other_digits
-from tests.score_logs import score
 
 _END = (
     "[default3]:[rank3]: Traceback (most recent call last):\n"

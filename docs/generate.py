@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from docs.generators import asyncapi, cli, messages, metrics, nvrx, rest, settings, xids
+from docs.generators import asyncapi, cli, messages, metrics, nvrx, rest, sdk, settings, xids
 
 ROOT = Path(__file__).parent
 
@@ -24,6 +24,7 @@ PAGES: Sequence[tuple[str, Callable[[], str]]] = (
     ("reference/rest.md", rest.page),
     ("reference/openapi.json", rest.openapi_json),
     ("reference/metrics.md", metrics.page),
+    ("reference/sdk.json", sdk.sdk_json),
     ("reference/xids.md", xids.page),
     ("reference/nvrx.md", nvrx.page),
 )

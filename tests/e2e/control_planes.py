@@ -168,6 +168,10 @@ class Pieces:
         for name in names:
             self.processes[name].kill()
 
+    def become(self, **settings: str) -> None:
+        """What is started from now on has these variables, too."""
+        self._settings |= settings
+
     def restart(self, *names: str) -> None:
         self.kill(*names)
         for name in names:

@@ -1,5 +1,6 @@
 """What people install: the wheel and the sdist, and each extra in an environment of its own."""
 
+import json
 import re
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tools import dist
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = {
@@ -145,6 +148,22 @@ def test_a_wheel_from_the_sdist_is_the_same_wheel(built: Built, tmp_path: Path) 
     assert contents(next(tmp_path.glob("*.whl"))) == contents(built.wheel)
 
 
+def test_two_builds_of_a_commit_have_the_same_bytes(tmp_path: Path) -> None:
+    commit = dist.commit()
+    built = [dist.build(*commit, tmp_path / name) for name in ("first", "second")]
+    assert [path.name for path in built[0]] == [path.name for path in built[1]]
+    assert len(built[0]) == 2
+    assert [path.read_bytes() for path in built[0]] == [path.read_bytes() for path in built[1]]
+
+
+def test_the_bill_names_what_all_brings_and_is_the_same_each_time(built: Built) -> None:
+    text = dist.bill(built.wheel, 0)
+    assert text == dist.bill(built.wheel, 0)
+    names = {component["name"] for component in json.loads(text)["components"]}
+    assert {"msgspec", "click", "nats-py", "starlette"} <= names
+    assert not {"torch", "pytest"} & names
+
+
 # ---- what they bring
 
 
@@ -156,8 +175,8 @@ def test_the_base_brings_msgspec_only(built: Built) -> None:
 
 OF_SCRIPTS = {"kernels", "tensorboard", "wandb"}
 """What only a training script asks for: no command and no service needs it."""
-OF_FRAMEWORKS = {"deepspeed", "huggingface", "lightning", "torchtitan"}
-"""Each brings a framework, and with it a torch of gigabytes: tests/e2e/test_frameworks.py."""
+OF_FRAMEWORKS = {"deepspeed", "demo", "huggingface", "lightning", "torchtitan"}
+"""Each brings torch, of gigabytes, and most bring a framework: tests/e2e/test_frameworks.py."""
 
 
 def test_all_brings_what_every_other_extra_brings(built: Built) -> None:
@@ -211,6 +230,7 @@ IMPORTS = {
     "export": "everstep_services.cli.group, safetensors",
     "mcp": "mcp, everstep_services.cli.api.client",
     "objectstore": "trainer_sdk.checkpoint.storage.objects",
+    "run": "everstep_services.cli.group, everstep_services.cli.run.launch, uvicorn, psutil",
     "traces": "everstep_services.straggler.traces, pyarrow.parquet, numpy",
     "all": (
         "everstep_services.cli.stack.supervisor, everstep_services.history.api.app, asyncpg, numpy"
@@ -270,14 +290,15 @@ def test_an_extra_alone_installs_and_works(built: Built, environment: Path, extr
             "cli",
             "export",
             "mcp",
+            "run",
             "services",
             "traces",
             "wandb",
         }:  # these bring click
             assert done.stderr == "everstep: click is missing: pip install 'everstep[cli]'\n"
-    if extra in {"cli", "traces", "all"}:
+    if extra in {"cli", "run", "traces", "all"}:
         assert call(environment, "everstep", "version").returncode == 0
-    if extra in {"dev-server", "all"}:
+    if extra in {"dev-server", "run", "all"}:
         assert "nats-server" in call(environment, "nats-server", "--version").stdout
 
 

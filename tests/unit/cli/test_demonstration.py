@@ -18,9 +18,8 @@ def test_without_torch_it_says_so_and_starts_nothing(
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["demo"]) == Exit.ERROR
     said, error = capsys.readouterr()
-    assert (
-        error == f"everstep: {sys.executable} has no torch, which the demo trains with: make demo\n"
-    )
+    missing = f"{sys.executable} has no torch, which the demo trains with: pip install torch"
+    assert error == f"everstep: {missing}\n"
     assert said == ""
 
 

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from everstep import __version__
 from everstep_services.cli.group import everstep
 from everstep_services.cli.settings_sections import section_class
 from tests.restricted_pods import complaints, pod_specs
@@ -19,7 +20,7 @@ from tests.restricted_pods import complaints, pod_specs
 ROOT = Path(__file__).parents[3]
 KUBERNETES = ROOT / "deploy/kubernetes"
 FILES = sorted(path for path in KUBERNETES.rglob("*.yaml") if path.name != "kustomization.yaml")
-TOY = "everstep kubernetes job --job toy --namespace training --image registry.example/everstep-agent:0.1.0 --cpu 1 --memory 2Gi --shared-memory 1Gi --disk 2Gi --volume checkpoints:/checkpoints --grace 60"  # noqa: E501
+TOY = f"everstep kubernetes job --job toy --namespace training --image registry.example/everstep-agent:{__version__} --cpu 1 --memory 2Gi --shared-memory 1Gi --disk 2Gi --volume checkpoints:/checkpoints --grace 60"  # noqa: E501
 RUN = "--nnodes 2 --spares 1 -m everstep_services.cli.demonstration.train /checkpoints 1000000 0.1"
 RACKS = "--kind jobset --pods-per-rack 3 --rack-label example.com/rack"
 

@@ -213,7 +213,9 @@ class DemoStory:
 def stage(settings: str = "", port: int = 0) -> Iterator[DemoStory]:
     """The stage while it is open. Nothing that was started outlives it, but the folder."""
     if importlib.util.find_spec("torch") is None:
-        raise CliError(f"{sys.executable} has no torch, which the demo trains with: make demo")
+        raise CliError(
+            f"{sys.executable} has no torch, which the demo trains with: pip install torch"
+        )
     END_SIGNALS.install()
     cluster = Cluster(Path(tempfile.mkdtemp(prefix="everstep-demo-")), settings, port)
     began = time.monotonic()
