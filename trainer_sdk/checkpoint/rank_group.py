@@ -62,6 +62,30 @@ class RankGroup:
         gathered = [torch.empty_like(own) for _ in range(self.size)]
         return gathered, self._group.allgather([gathered], [own])
 
+    def send(self, value: Value, to: int) -> None:
+        """Send a value to a rank, which receives it."""
+        octets = msgspec.json.encode(value)
+        self.send_tensor(torch.tensor([len(octets)], device="cpu"), to).wait()
+        self.send_tensor(torch.frombuffer(bytearray(octets), dtype=torch.uint8), to).wait()
+
+    def receive(self, of: type[Value], sender: int) -> Value:
+        """The value that a rank sends to this one."""
+        length = torch.zeros(1, dtype=torch.int64, device="cpu")
+        self.receive_tensor(length, sender)
+        octets = torch.zeros(int(length), dtype=torch.uint8, device="cpu")
+        self.receive_tensor(octets, sender)
+        return msgspec.json.decode(octets.numpy().tobytes(), type=of)
+
+    def send_tensor(self, tensor: torch.Tensor, to: int) -> "Work":
+        """Begin to send a tensor on the CPU, which must stay as it is until the end of the work."""
+        assert self._group is not None
+        return self._group.send([tensor], to, 0)
+
+    def receive_tensor(self, tensor: torch.Tensor, sender: int) -> None:
+        """Receive into a tensor on the CPU."""
+        assert self._group is not None
+        self._group.recv([tensor], sender, 0).wait()
+
     def _all(self, own: torch.Tensor) -> Sequence[torch.Tensor]:
         gathered, work = self.begin_gather(own)
         work.wait()

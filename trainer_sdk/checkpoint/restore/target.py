@@ -29,20 +29,28 @@ _NAMED = 3
 class Target:
     """The state that a rank gives to `restore`: tensors, nested dicts, objects with `state_dict`.
 
-    An optimizer has no state before its first step, so it gets a state of zeros to load into.
+    An optimizer has no state before its first step, so it gets a state of zeros to load into; one
+    in the form that `begin_with` tells, without a step, if that form is known.
     Optional values count only if they are among the `saved` keys, if these are known. Keys are
     plain, or spelled as in the checkpoint: of a compiled module, older releases saved others.
     """
 
     def __init__(
-        self, state: LiveState, saved: Collection[str] = (), *, is_strict: bool = True
+        self,
+        state: LiveState,
+        saved: Collection[str] = (),
+        *,
+        is_strict: bool = True,
+        is_form_known: bool = False,
     ) -> None:
         self._state = state
         self.is_strict = is_strict
         """Whether live and saved state must have the same keys."""
         self._made = {name: part for name, part in state.items() if is_blank(part)}
         self._open = {
-            name: optimizer for name, optimizer in self._made.items() if not give_state(optimizer)
+            name: optimizer
+            for name, optimizer in self._made.items()
+            if is_form_known or not give_state(optimizer)
         }
         """Optimizers whose state gets the form that the checkpoint has."""
         self._optional = [f"{name}.state." for name in self._made]
