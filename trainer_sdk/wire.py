@@ -146,6 +146,36 @@ class Restarted(WireLine, frozen=True, kw_only=True):
     """The ranks that are gone."""
 
 
+class RankHealed(WireLine, frozen=True, kw_only=True, tag="healed"):
+    """The rank has its state in a round into which ranks have gone on with theirs.
+
+    A rank that has kept its own state sends none, but for rank 0, which tells about all ranks.
+    """
+
+    round: _Count
+    rank: _Count
+    origin: Literal["own", "rank", "image", "fresh"]
+    """Where its state comes from: its own memory, another rank, a saved image, or nowhere."""
+    took_s: _Seconds
+    """From the group of the round until all ranks had their states."""
+    step: _Count | None = None
+    """The step on which all have agreed; None for none."""
+    donor: _Count | None = None
+    """The other rank."""
+    size_bytes: _Count = 0
+    """What the rank has received."""
+    kept: _Count = 0
+    """From rank 0, like all below: how many ranks go on with the state in their memory."""
+    taken: _Count = 0
+    """How many processes went on, and took their state from others."""
+    replaced: _Count = 0
+    """How many ranks have another process."""
+    replaced_ranks: tuple[_Count, ...] = ()
+    """The first 100 of them."""
+    reason: str = ""
+    """Why this step and these origins."""
+
+
 SessionMessage = (
     Paused
     | Resumed
@@ -156,6 +186,7 @@ SessionMessage = (
     | NumericsReported
     | Hung
     | Restarted
+    | RankHealed
 )
 """The messages of a script's session."""
 

@@ -15,6 +15,12 @@ def steps_again(first: int | None, reached: int | None) -> int | None:
     return 0 if reached is None else max(reached - first + 1, 0)
 
 
+def healed_in_words(healed: str, again: int | None) -> str:
+    """What became of the ranks that went on, and of those that were replaced, and the cost."""
+    lost = "" if again is None else f", {again} {'step' if again == 1 else 'steps'} lost"
+    return f"{healed}{lost}"
+
+
 def steps_again_in_words(round: int, first: int | None, reached: int | None) -> str:
     """The steps that are made again, and the remedy if the script does not resume."""
     again = steps_again(first, reached)

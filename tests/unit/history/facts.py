@@ -66,6 +66,7 @@ PROJECTED_KINDS = [
     "save_refused",
     "saves_delayed",
     "stall_located",
+    "state_healed",
     "step_time_shifted",
     "straggler_acted",
     "straggler_cleared",

@@ -29,6 +29,7 @@ from everstep.messages import (
     RoundFormed,
     RoundStarted,
     StallLocated,
+    StateHealed,
 )
 from tests.unit.history.facts import BEGAN, fact_id
 
@@ -193,6 +194,32 @@ def back() -> Sequence[Fact]:
             restored_tier="global",
             next_round=2,
             reports=2,
+        ),
+    ]  # fmt: skip
+
+
+def healed() -> Sequence[Fact]:
+    """Instead: all but one rank go on into round 2 with their states."""
+    story = "rank 2 on node-2 ended; rank 2 was replaced, 3 kept their state, 0 steps lost"
+
+    def state(rank: int, node: str, **more: Any) -> StateHealed:
+        about = _at(61.8, f"agent/{node}", round=2)
+        return StateHealed(
+            **about, node=node, slot=rank // 2, rank=rank, local_rank=rank % 2, step=1010, **more
+        )
+
+    return [
+        _formed(61.53, 2, ("node-1", "node-2"), cause="restart", incident=INCIDENT, restarts=1),
+        _started(61.66, 2),
+        state(2, "node-2", origin="rank", donor=3, size_bytes=1 << 30, took_s=0.11),
+        state(0, "node-1", origin="own", took_s=0.12, kept=3, replaced=1, replaced_ranks=(2,)),
+        ProgressMade(
+            **_at(61.9, "agent/node-1", round=2), step=1011, node="node-1", is_first=True
+        ),
+        IncidentClosed(
+            **_rendezvous(61.9, round=1), incident=INCIDENT, outcome="recovered",
+            reason=f"{story}; round 2 has made its first step", lost_steps=0, next_round=2,
+            ledger=Ledger(detect_s=0.012, stop_s=0.3, start_s=0.13, heal_s=0.12, first_step_s=0.1),
         ),
     ]  # fmt: skip
 

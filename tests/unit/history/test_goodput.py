@@ -81,6 +81,25 @@ def test_an_allocation_that_fell_silent_is_unknown_from_then_on() -> None:
     assert sum(known.values()) == 400 + 10, "time between allocations is nobody's"
 
 
+@pytest.mark.parametrize("is_restored", [False, True], ids=["from peers", "from an image"])
+def test_the_time_until_all_ranks_have_states_again_is_a_class_of_its_own(
+    is_restored: bool,
+) -> None:
+    """A restore within it is a part of it, and what other ranks report changes nothing."""
+    image = at(46.5, "checkpoint_restored", round=2, step=9, took_s=0.5)
+    facts = [
+        started(), *round_of(1, formed=1, ran=2, first=3), progress(43, 1, 40, 40.0),
+        ended(43, 1, "rank_exited"), *round_of(2, formed=44, ran=45, first=48)[:2],
+        *([image] if is_restored else []),
+        at(47, "state_healed", round=2, rank=0, took_s=1.5),
+        at(47, "state_healed", round=2, rank=5, took_s=1.0), round_of(2, 44, 45, 48)[2],
+        progress(58, 2, 10, 10.0),
+    ]  # fmt: skip
+    known = spent(facts, now=58)
+    assert (known["heal"], known.get("restore")) == (1.5, None)
+    assert known["start_up"] == 2 + (45.5 - 44) + (48 - 47)
+
+
 def test_steps_that_a_requeue_lost_are_taken_from_the_allocation_before() -> None:
     facts = [
         started(), *round_of(1, formed=1, ran=2, first=3), progress(63, 1, 60, 60.0),

@@ -111,6 +111,15 @@ def test_steps_that_a_training_goes_back_over_are_lost() -> None:
     assert row(JOBS, ("j",), *acts)["lost_steps"] == 14
 
 
+def test_what_became_of_all_states_of_a_round_is_what_rank_0_tells() -> None:
+    of_all = make("state_healed", round=2, rank=0, origin="own", step=7, kept=7, taken=0,
+                  replaced=1, replaced_ranks=(5,), took_s=0.2)  # fmt: skip
+    other = make("state_healed", round=2, rank=5, origin="rank", step=7, took_s=0.1)
+    round_ = row(ROUNDS, ("j", 2), of_all, other)
+    assert round_["healed"] == "rank 5 was replaced, 7 kept their state"
+    assert (round_["healed_step"], round_["healed_kept"], round_["healed_took_s"]) == (7, 7, 0.2)
+
+
 def test_an_incident_that_is_part_of_another_one_does_not_count() -> None:
     opened = [make("incident_opened", job="j", incident=incident) for incident in "ab"]
     merged = make("incident_closed", job="j", incident="a", outcome="merged", merged_into="b")
@@ -354,4 +363,4 @@ def test_shapes_only_change_with_their_version() -> None:
         for shape in PROJECTED
     }
     said = repr([(shape.name, dict(shape.key), columns[shape.name]) for shape in PROJECTED])
-    assert (VERSION, hashlib.sha256(said.encode()).hexdigest()[:12]) == (24, "0777fde76523")
+    assert (VERSION, hashlib.sha256(said.encode()).hexdigest()[:12]) == (25, "e0a55178d70e")

@@ -179,6 +179,51 @@ def test_the_ledger_says_where_the_time_went() -> None:
     assert ledger.wall_s == pytest.approx(7.5)
 
 
+@pytest.mark.parametrize("is_early", [False, True], ids=["all run", "its peers still start"])
+def test_where_ranks_keep_their_states_the_incident_tells_what_became_of_all(
+    *, is_early: bool
+) -> None:
+    world = World(spec(2)).started("n0", "n1")
+    world.report("n1", "rank_exited", rank=5, exit_code=1, step=40)
+    world.back("n0", "n1")
+    world.tick(60)
+    told = {"heal_s": 0.5, "healed": "rank 5 was replaced, 7 kept their state"}
+    world.report("n0", "started")
+    if is_early:
+        world.report("n0", "first_step", step=41, **told)
+        world.tick(2)
+    world.report("n1", "started")
+    if not is_early:
+        world.tick(2)
+        world.report("n0", "first_step", step=41, **told)
+    closed = world.of(IncidentClosed)[0]
+    assert closed.reason == (
+        "n1 rank_exited; rank 5 was replaced, 7 kept their state, 0 steps lost; "
+        "round 2 has made its first step"
+    )
+    assert closed.lost_steps == 0
+    if not is_early:  # else the time until all ranks ran has the state's in it
+        assert (closed.ledger.heal_s, closed.ledger.first_step_s) == (0.5, 1.5)
+    world.report("n1", "rank_exited", rank=5, exit_code=1, step=43)
+    world.back("n0", "n1")
+    world.run()
+    assert "kept" not in world.of(IncidentClosed)[1].reason, "all of its ranks started anew"
+
+
+@pytest.mark.parametrize(
+    ("first", "lost"), [(41, "0 steps lost"), (40, "1 step lost"), (38, "3 steps lost"), (None, "")]
+)
+def test_a_fall_back_to_an_image_tells_the_steps_that_it_cost(first: int | None, lost: str) -> None:
+    world = World(spec(1)).started("n0")
+    world.report("n0", "rank_exited", exit_code=1, step=40)
+    world.back("n0")
+    world.report("n0", "started")
+    healed = "rank 5 was replaced, all went back to the image of step 37"
+    world.report("n0", "first_step", step=first, healed=healed)
+    told = f"{healed}{', ' if lost else ''}{lost}; round 2 has made"
+    assert told in world.of(IncidentClosed)[0].reason
+
+
 @pytest.mark.parametrize("ends", ["its ranks have run for long", "every rank has finished"])
 def test_a_training_that_shows_no_steps_was_back_when_its_first_collective_began(
     ends: str,

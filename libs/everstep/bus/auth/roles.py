@@ -73,6 +73,7 @@ AGENTS_RECORD: tuple[type[Fact], ...] = (
     messages.SaveStarted,
     messages.SavesDelayed,
     messages.ShardsWritten,
+    messages.StateHealed,
     messages.WatchChanged,
 )
 """The facts that the agents of a job may record; only services record the others.

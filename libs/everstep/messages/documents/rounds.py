@@ -350,6 +350,10 @@ class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document
     """The step after which the training continued in this round."""
     restore_s: float = 0.0
     """How long the ranks took to restore their state."""
+    heal_s: float = 0.0
+    """How long it took until all had their states, where some had kept theirs."""
+    healed: str = ""
+    """What became of the ranks and their states then."""
     round_step: Int | None = None
     """The highest step of this round, as far as agents have reported."""
     reached_step: Count | None = None

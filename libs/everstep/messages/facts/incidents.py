@@ -302,6 +302,8 @@ class Ledger(Part, frozen=True, kw_only=True):
     """From there until the last rank of that round ran."""
     restore_s: float = 0.0
     """From there until the state was restored."""
+    heal_s: float = 0.0
+    """From there until all ranks had their states, where some had kept theirs in their memory."""
     first_step_s: float = 0.0
     """From there until the first step was finished; where no step was seen, until the first
     collective began."""
@@ -322,6 +324,7 @@ class Ledger(Part, frozen=True, kw_only=True):
             + self.rendezvous_s
             + self.start_s
             + self.restore_s
+            + self.heal_s
             + self.first_step_s
             + self.no_step_s
             + self.other_s

@@ -1,6 +1,10 @@
 """The processes of a round: started, stalled, exited, and their progress."""
 
+from collections.abc import Sequence
+
 from everstep.messages.base import BlobRef, Count, Fact, Int, Name, Part, RoundFact, Time
+
+_NAMED_MOST = 8
 
 
 class ErrorRecord(Part, frozen=True, kw_only=True):
@@ -55,6 +59,67 @@ class RankStarted(RankFact, frozen=True, kw_only=True, tag="rank_started.v1"):
     """The rank's role group, for scripts whose ranks do different work."""
     cpus: str = ""
     """The CPUs that `--numa-binding` gave to the rank, as `0-3,8`; empty without a binding."""
+
+
+class StateHealed(RankFact, frozen=True, kw_only=True, tag="state_healed.v1"):
+    """A rank has its state in a round into which ranks have gone on with theirs.
+
+    The rank's agent sends it for each rank whose state came from elsewhere, and for rank 0, which
+    tells about all ranks.
+    """
+
+    origin: Name
+    """Where the rank's state comes from: `own` (its own memory), `rank` (another rank), `image`
+    (the newest saved state that all ranks could have) or `fresh` (nowhere)."""
+    took_s: float
+    """From the group of the round until all ranks had their states."""
+    step: Count | None = None
+    """The step from which all ranks go on; None where none has a state."""
+    donor: Count | None = None
+    """The other rank, for `rank`."""
+    size_bytes: Count = 0
+    """How much the rank has received."""
+    kept: Count = 0
+    """Of rank 0, like all below: how many ranks have kept the state in their memory."""
+    taken: Count = 0
+    """How many ranks went on in their processes, and took their state from others."""
+    replaced: Count = 0
+    """How many ranks have another process."""
+    replaced_ranks: tuple[Int, ...] = ()
+    """These ranks, at most 100."""
+    reason: str = ""
+    """Why this step and these origins."""
+
+    @property
+    def sentence(self) -> str:
+        """What became of all ranks; of the fact of rank 0."""
+        parts = []
+        if self.replaced:
+            verb = "was" if self.replaced == 1 else "were"
+            parts.append(f"{ranks_in_words(self.replaced_ranks, self.replaced)} {verb} replaced")
+        if self.origin == "image":
+            parts.append(f"all went back to the image of step {self.step}")
+        elif self.origin == "fresh":
+            parts.append("all began anew")
+        else:
+            parts.append(f"{self.kept} kept {'its' if self.kept == 1 else 'their'} state")
+            if self.taken:
+                parts.append(f"{self.taken} took it from others")
+        return ", ".join(parts)
+
+
+def ranks_in_words(ranks: Sequence[int], count: int) -> str:
+    """These ranks, in ascending order; there may be more: `rank 5`, `ranks 8 to 15`, `64 ranks`."""
+    if len(ranks) < count or not ranks:
+        return f"{count} ranks"
+    first, *others, last = (ranks[0], *ranks)
+    if not others:
+        return f"rank {first}"
+    if len(others) > 1 and last - first == count - 1:
+        return f"ranks {first} to {last}"
+    if count > _NAMED_MOST:
+        return f"{count} ranks"
+    return f"ranks {', '.join(map(str, others))} and {last}"
 
 
 class RankExited(RankFact, frozen=True, kw_only=True, tag="rank_exited.v1"):

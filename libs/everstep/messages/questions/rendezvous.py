@@ -181,6 +181,10 @@ class Report(Question, frozen=True, kw_only=True, tag="report.v1"):
     """For `started`: how many ranks were forked from a warm process."""
     restore_s: float = 0.0
     """For `first_step`: how long the ranks took to restore their state."""
+    heal_s: float = 0.0
+    """For `first_step`: how long it took until all had their states, where some had kept theirs."""
+    healed: str = ""
+    """For `first_step`: the sentence of that `state_healed`."""
     is_of_code: bool = False
     """For `rank_exited`: the kind of the exception says that the program is wrong."""
     asks: Name = ""

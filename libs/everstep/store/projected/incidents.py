@@ -31,7 +31,7 @@ INCIDENTS = ProjectedTable(
             int="closed_us lost_steps restored_step next_round reports",
             float=(
                 "unfinished_s detect_s evidence_s decide_s stop_s rendezvous_s start_s restore_s "
-                "first_step_s no_step_s other_s wall_s lost_s"
+                "heal_s first_step_s no_step_s other_s wall_s lost_s"
             ),
         ),
     },

@@ -94,6 +94,12 @@ ROUNDS = ProjectedTable(
             float="start_s",
         ),
         **led_by(
+            "healed_fact",
+            text="healed_fact healed",
+            int="healed_us healed_step healed_kept",
+            float="healed_took_s",
+        ),
+        **led_by(
             "ended_fact",
             text="ended_fact end_cause end_reason end_node end_incident end_trigger",
             int="ended_us end_rank",

@@ -13,7 +13,7 @@ from everstep.store.projected.numerics import COMPARED_RESULTS, NUMERICS_ACTS, N
 from everstep.store.projected.saves import DELAYS, RESTORES, SAVES
 from everstep.store.projected.stragglers import STEP_SHIFTS, STRAGGLERS
 
-VERSION = 24
+VERSION = 25
 """Raise it with every change of a table or of how a projection reads a fact. The tables are
 then rebuilt from the log when the first process of the newer release starts."""
 

@@ -10,7 +10,7 @@ from trainer_sdk.page import PageView
 from trainer_sdk.wire import ForgeDown, ForgeUp, RankCommand, SessionMessage, StartFailed, Stepped
 
 Preload = tuple[str, ...] | Literal["auto"]
-StartKind = Literal["warm", "cold"]
+StartKind = Literal["warm", "cold", "kept"]
 
 
 class WardenLostError(EverstepError):

@@ -185,6 +185,8 @@ class AgentStatus:
             entered=tell.entered_in.get(DEFAULT_GROUP),
             warm_ranks=self._progress.warm_ranks,
             restore_s=self._checkpoints.restore_s,
+            heal_s=self._checkpoints.heal_s,
+            healed=self._checkpoints.healed,
         )
 
     def leave(self, exiting: ExitAgent) -> Leave:

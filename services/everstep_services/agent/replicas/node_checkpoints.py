@@ -6,7 +6,7 @@ from pathlib import Path
 
 from everstep.bus.background import in_background
 from everstep.clock import Clock
-from everstep.messages import Fact, ReleaseImages, StartRanks
+from everstep.messages import Fact, ReleaseImages, StartRanks, StateHealed
 from everstep.settings import remember_secret
 from everstep_services.agent.core.actions import AboutStates
 from everstep_services.agent.replicas.manager import ReplicaManager
@@ -42,6 +42,10 @@ class NodeCheckpoints:
         self._failed: set[tuple[int, str, str]] = set()
         self.restore_s = 0.0
         """The longest restore of this round, in seconds, as far as ranks have reported theirs."""
+        self.heal_s = 0.0
+        """How long it took until all ranks had their states, where some had kept theirs."""
+        self.healed = ""
+        """What became of the ranks and their states then."""
 
     @property
     def port(self) -> int | None:
@@ -64,7 +68,8 @@ class NodeCheckpoints:
         if order.replica_key:
             remember_secret(order.replica_key)
         self._failed.clear()
-        self.restore_s = 0.0
+        self.restore_s = self.heal_s = 0.0
+        self.healed = ""
         self._recorder.begins(order)
         if self._replicas is not None:
             self._replicas.begins(order)
@@ -90,6 +95,10 @@ class NodeCheckpoints:
                 self._states.last_state.saw(step, line.round)
         elif line.event == "quarantine" and isinstance(step, int):
             self._replicas.distrust(step)
+
+    def all_healed(self, fact: StateHealed) -> None:
+        """All ranks have their states, as rank 0 tells. A restore is part of that time."""
+        self.restore_s, self.heal_s, self.healed = 0.0, fact.took_s, fact.sentence
 
     def ask(self, order: AboutStates) -> None:
         """Copy or release states that this node holds."""

@@ -15,11 +15,10 @@ from everstep.clock import Clock
 from everstep.messages import (
     CollectEvidence,
     Fact,
-    FaultInjected,
     NumericsActed,
     RanksStopped,
-    RankStarted,
     StartRanks,
+    StateHealed,
 )
 from everstep.messages.facts.numerics import told_act
 from everstep_services.agent.core import actions
@@ -56,6 +55,7 @@ from trainer_sdk.wire import (
     ForgeUp,
     Injected,
     NumericsReported,
+    RankHealed,
     Requested,
     Restarted,
     StartFailed,
@@ -187,7 +187,8 @@ class RankEvents:
     def _runs(self, order: StartRanks, event: RankRuns) -> None:
         observers = self._observers
         with unharmed("the progress of a rank that runs"):
-            observers.progress.runs(event)
+            if told := observers.progress.runs(event):
+                self._workdir.say(told)
         asyncio.get_running_loop().call_later(_FIRST_STEP_S, end_urgent_work)
         self._do(self._agent.rank_runs(event.rank))
         if event.start == "cold" and self._unfit:
@@ -195,14 +196,9 @@ class RankEvents:
             self._unfit = ""
         with unharmed("the record of a start"):
             observers.evidence.rank_runs(order, event.rank, event.pid)
-            started = RankStarted(
-                **observers.records.of_rank(order, event.rank),
-                pid=event.pid,
-                start=event.start,
-                start_s=event.start_s,
-                log=str(self._workdir.logs.folder(event.round, event.rank)),
-                cpus=self._workdir.cpus(event.rank - order.first_rank),
-            )
+            log_folder = self._workdir.logs.folder(event.round, event.rank)
+            cpus = self._workdir.cpus(event.rank - order.first_rank)
+            started = observers.records.rank_started(order, event, log=log_folder, cpus=cpus)
             observers.record(started)
 
     def _stepped(self, order: StartRanks, event: Stepped) -> None:
@@ -230,20 +226,11 @@ class RankEvents:
         observers = self._observers
         match event.message:
             case Injected() as message:
-                fault = FaultInjected(
-                    **observers.records.of_round(order.round), fault=message.fault,
-                    by="the script", node=observers.records.node, rank=event.rank,
-                    target=message.target, lasts_s=message.lasts_s,
-                )  # fmt: skip
+                fault = observers.records.injected(order, event.rank, message)
                 self._agent.injected(fault)
                 observers.record(fault)
-            case Restarted() | NumericsReported() as message:
-                facts = self._facts_of(order, event.rank, message)
-                observers.progress.went_back(steps_back(facts))
-                for reported in facts:
-                    observers.record(reported)
-                    if isinstance(reported, NumericsActed) and reported.outcome == "refused":
-                        self._workdir.say(told_act(asdict(reported), ""), is_warning=True)
+            case Restarted() | NumericsReported() | RankHealed() as message:
+                self._reported(self._facts_of(order, event.rank, message))
             case Requested() as message:
                 observers.requests.hear(message)
             case Checkpointed() as message:
@@ -251,10 +238,26 @@ class RankEvents:
             case _:
                 observers.stalls.said(event)
 
+    def _reported(self, facts: Sequence[Fact]) -> None:
+        observers = self._observers
+        observers.progress.went_back(steps_back(facts))
+        for fact in facts:
+            observers.record(fact)
+            match fact:
+                case NumericsActed(outcome="refused"):
+                    self._workdir.say(told_act(asdict(fact), ""), is_warning=True)
+                case StateHealed(rank=0):
+                    observers.checkpoints.all_healed(fact)
+                    self._workdir.say(fact.sentence)
+                case _:
+                    pass
+
     def _facts_of(
-        self, order: StartRanks, rank: int, message: Restarted | NumericsReported
+        self, order: StartRanks, rank: int, message: Restarted | NumericsReported | RankHealed
     ) -> Sequence[Fact]:
         observers = self._observers
+        if isinstance(message, RankHealed):
+            return (observers.records.healed(order, message),)
         if isinstance(message, NumericsReported):
             return observers.numerics.heard(order.round, message)
         if message.is_without:

@@ -8,6 +8,7 @@ from everstep.ids import new_id
 from everstep.incident_causes import IN_PROCESS
 from everstep.messages import (
     BlobRef,
+    FaultInjected,
     IncidentClosed,
     IncidentOpened,
     Ledger,
@@ -16,7 +17,9 @@ from everstep.messages import (
     PreemptionSaved,
     ProgressMade,
     RankExited,
+    RankStarted,
     StartRanks,
+    StateHealed,
     WatchChanged,
 )
 from everstep.messages.base import shared
@@ -29,9 +32,10 @@ from everstep.messages.facts.stamp import (
 )
 from everstep_services.agent.core import actions
 from everstep_services.agent.core.exit import RankExit
+from everstep_services.agent.ranks.protocol import RankRuns
 from everstep_services.agent.stalls.judge import WatchState
 from everstep_services.agent.telemetry.step_figures import NO_FIGURES, StepFigures, StepsMade
-from trainer_sdk.wire import Restarted
+from trainer_sdk.wire import Injected, RankHealed, Restarted
 
 _FIRST_NAMESPACE = 0xEFFFFFFC
 """The kernel's number of the namespace of processes that it starts with."""
@@ -53,6 +57,25 @@ class AgentFacts:
         self._job = job
         self.node = node
         self._clock = clock
+
+    def rank_started(
+        self, order: StartRanks, event: RankRuns, *, log: Path, cpus: str
+    ) -> RankStarted:
+        started = shared(RankStarted, event)
+        return RankStarted(
+            **{**started, **self.of_rank(order, event.rank)}, log=str(log), cpus=cpus
+        )
+
+    def healed(self, order: StartRanks, healed: RankHealed) -> StateHealed:
+        own = shared(StateHealed, healed)
+        return StateHealed(**{**own, **self.of_rank(order, healed.rank)})
+
+    def injected(self, order: StartRanks, rank: int, injected: Injected) -> FaultInjected:
+        """A fault that the script makes in this rank."""
+        return FaultInjected(
+            **self.of_round(order.round), fault=injected.fault, by="the script", node=self.node,
+            rank=rank, target=injected.target, lasts_s=injected.lasts_s,
+        )  # fmt: skip
 
     def rank_exited(  # noqa: PLR0913  what is known of an end
         self,

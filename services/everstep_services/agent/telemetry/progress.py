@@ -13,9 +13,10 @@ from everstep.messages import (
     StartRanks,
     WardenPlace,
 )
+from everstep.messages.facts.ranks import ranks_in_words
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.ranks.liveness_port import LivenessPort
-from everstep_services.agent.ranks.protocol import RankRuns
+from everstep_services.agent.ranks.protocol import RankRuns, StartKind
 from everstep_services.agent.ranks.source import RankSource
 from everstep_services.agent.run_plan import RunPlan
 from everstep_services.agent.stalls.monitor import RankStanding, StallMonitor
@@ -54,19 +55,33 @@ class ProgressReader:
         self._is_later = False
         """Whether the job has made steps before: what the SDK counts anew is then no number."""
         self._told_limits: tuple[SectionLimit, ...] = ()
-        self.warm_ranks = 0
+        self._starts: dict[int, StartKind] = {}
 
     def begins(self, order: StartRanks) -> None:
         """The ranks of a round are about to be started here."""
         self._order = order
         self._steps.begins()
-        self.warm_ranks = 0
+        self._starts = {}
         self._last_step = None
         self._is_later = order.reached_step is not None
 
-    def runs(self, event: RankRuns) -> None:
-        """A rank has started."""
-        self.warm_ranks += event.start == "warm"
+    @property
+    def warm_ranks(self) -> int:
+        """How many ranks of the round were forked from a warm process."""
+        return sum(start == "warm" for start in self._starts.values())
+
+    def runs(self, event: RankRuns) -> str:
+        """A rank has started. Returns what people must know once all have, if some were kept."""
+        self._starts[event.rank] = event.start
+        anew = sorted(rank for rank, start in self._starts.items() if start != "kept")
+        kept = len(self._starts) - len(anew)
+        if self._order is None or len(self._starts) < self._order.ranks or not kept:
+            return ""
+        told = f"round {event.round}: {kept} {'rank goes' if kept == 1 else 'ranks go'} on"
+        if anew:
+            verb = "starts" if len(anew) == 1 else "start"
+            told += f", {ranks_in_words(anew, len(anew))} {verb} anew"
+        return told
 
     def stepped(self, order: StartRanks, rank: int, step: int) -> ProgressMade | None:
         """The fact that the training steps again, from slot 0: a rank has made its first step."""

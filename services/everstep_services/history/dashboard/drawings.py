@@ -21,6 +21,7 @@ CLASSES: Mapping[str, str] = {
     "start_up": "Start-up",
     "rendezvous": "Rendezvous",
     "restore": "Restore",
+    "heal": "Heal",
     "checkpoint_stall": "Checkpoint",
     "stall": "Stall",
     "lost_steps": "Lost steps",
@@ -34,8 +35,9 @@ PHASES = (
     ("detect_s", "Detect", "stall"), ("evidence_s", "Evidence", "idle"),
     ("decide_s", "Decide", "idle"), ("stop_s", "Stop", "rendezvous"),
     ("rendezvous_s", "Rendezvous", "rendezvous"), ("start_s", "Start", "start_up"),
-    ("restore_s", "Restore", "restore"), ("first_step_s", "First step", "start_up"),
-    ("no_step_s", "No step", "start_up"), ("other_s", "Other", "unknown"),
+    ("restore_s", "Restore", "restore"), ("heal_s", "Heal", "heal"),
+    ("first_step_s", "First step", "start_up"), ("no_step_s", "No step", "start_up"),
+    ("other_s", "Other", "unknown"),
 )  # fmt: skip
 
 

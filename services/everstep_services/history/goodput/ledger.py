@@ -17,8 +17,8 @@ from everstep_services.history.goodput.trace import (
 )
 
 TimeClass = Literal[
-    "productive", "start_up", "rendezvous", "restore", "checkpoint_stall", "stall", "lost_steps",
-    "straggler_tax", "idle", "unknown",
+    "productive", "start_up", "rendezvous", "restore", "heal", "checkpoint_stall", "stall",
+    "lost_steps", "straggler_tax", "idle", "unknown",
 ]  # fmt: skip
 CLASSES: tuple[TimeClass, ...] = get_args(TimeClass)
 
@@ -142,7 +142,8 @@ def _of_round(
         restoring_s = max(restored_s - here.restore_took_s, within(here.started_s, from_s))
         restoring_s = min(restoring_s, restored_s)
         yield LedgerSegment(from_s, restoring_s, "start_up", number)
-        yield LedgerSegment(restoring_s, restored_s, "restore", number)
+        came: TimeClass = "heal" if here.is_healed else "restore"
+        yield LedgerSegment(restoring_s, restored_s, came, number)
         begun_s = restored_s
     is_blind = here.first_step_s is None and trace.shows_no_steps
     first_s = within(here.started_s if is_blind else here.first_step_s, begun_s)

@@ -25,6 +25,7 @@ from everstep.messages import (
     RoundFormed,
     RoundStarted,
     ShardsWritten,
+    StateHealed,
     StragglerCleared,
     StragglerFound,
 )
@@ -45,6 +46,8 @@ class RoundTrace:
     started_s: float | None = None
     restored_s: float | None = None
     restore_took_s: float = 0.0
+    is_healed: bool = False
+    """Ranks have gone on with the state in their memory: that time was not a restore."""
     first_step_s: float | None = None
     lost_steps: int = 0
     """Steps made in earlier rounds that had to be made again."""
@@ -194,6 +197,12 @@ def _restored(trace: GoodputTrace, fact: CheckpointRestored | FreshStarted, at_s
     here.restore_took_s = fact.took_s if isinstance(fact, CheckpointRestored) else 0.0
 
 
+def _healed(trace: GoodputTrace, fact: StateHealed, at_s: float) -> None:
+    here = trace.round(fact.round)
+    if here is not None and not fact.rank and here.first_step_s is None:
+        here.restored_s, here.restore_took_s, here.is_healed = at_s, fact.took_s, True
+
+
 def _progress(trace: GoodputTrace, fact: ProgressMade, at_s: float) -> None:
     here = trace.round(fact.round)
     if here is None:
@@ -280,6 +289,7 @@ _TAKERS: Mapping[type[Fact], Callable[[GoodputTrace, Any, float], None]] = {
     RoundStarted: _round_started,
     CheckpointRestored: _restored,
     FreshStarted: _restored,
+    StateHealed: _healed,
     ProgressMade: _progress,
     RoundEnded: _round_ended,
     CheckpointCommitted: _saved,

@@ -11,6 +11,7 @@ from everstep.messages import (
     RanksStopped,
     RankStalled,
     RankStarted,
+    StateHealed,
     StepTimeShifted,
     StragglerActed,
     StragglerCleared,
@@ -38,6 +39,12 @@ _TRACEBACK = 8000
 
 def _rank_started(changes: Changes, _entry: LoggedFact, fact: RankStarted) -> None:
     changes.merge(ROUNDS, (fact.job, fact.round), ranks_started=1)
+
+
+def _state_healed(changes: Changes, entry: LoggedFact, fact: StateHealed) -> None:
+    if not fact.rank:
+        values = fields_of(entry, ROUNDS, "healed_fact", healed=fact.sentence)
+        changes.merge(ROUNDS, (fact.job, fact.round), **values)
 
 
 def _rank_exited(changes: Changes, entry: LoggedFact, fact: RankExited) -> None:
@@ -144,6 +151,7 @@ def _acted(changes: Changes, entry: LoggedFact, fact: StragglerActed) -> None:
 
 PROJECTIONS: Mapping[type[Fact], Projection] = {
     RankStarted: _rank_started,
+    StateHealed: _state_healed,
     RankExited: _rank_exited,
     RankStalled: _rank_stalled,
     RankRecovered: _rank_recovered,

@@ -172,6 +172,8 @@ def _enter_round(batch: Batch, size: int, held: Mapping[int | None, str]) -> Non
         has_stepped=False,
         first_step=None,
         restore_s=0.0,
+        heal_s=0.0,
+        healed="",
         last_step=max(
             (doc.last_step, doc.round_step), key=lambda step: -1 if step is None else step
         ),

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from msgspec.structs import replace
@@ -23,11 +24,13 @@ LedgerEntry = Literal[
     "rendezvous_s",
     "start_s",
     "restore_s",
+    "heal_s",
     "first_step_s",
     "no_step_s",
     "other_s",
 ]
 """A field of `Ledger`."""
+_Seconds = Mapping[LedgerEntry, float]
 
 _NAMED_MOST = 100
 _SAY_EVERY_S = 1.0
@@ -143,7 +146,8 @@ def close(
         before_s = batch.now.s - moving
         incident = _count(batch, doc.incident, "first_step_s", before_s=before_s)
     else:
-        incident = _count(batch, doc.incident, entry, restore_s=doc.restore_s, before_s=before_s)
+        state: _Seconds = {"restore_s": doc.restore_s, "heal_s": doc.heal_s}
+        incident = _count(batch, doc.incident, entry, state, before_s=before_s)
     cause = _cause(incident)
     again = 0 if went_on else steps_again(doc.first_step, doc.reached_step)
     batch.record(
@@ -280,14 +284,25 @@ def _count(
     batch: Batch,
     incident: OpenIncident,
     entry: LedgerEntry,
+    reported: _Seconds = MappingProxyType({}),
     *,
-    restore_s: float = 0.0,
     before_s: float = 0.0,
 ) -> OpenIncident:
-    """Put the time not counted yet, until `before_s` ago, into one entry, except a restore's."""
+    """Count the time until `before_s` ago: what agents report of entries, and the rest for one."""
     left_s = max(_elapsed_s(batch, incident) - before_s, 0.0)
-    restored_s = min(max(restore_s, 0.0), left_s)
-    return _moved(batch, incident, {entry: left_s - restored_s, "restore_s": restored_s})
+    entries: dict[LedgerEntry, float] = {}
+    for name, reported_s in reported.items():
+        entries[name] = min(max(reported_s, 0.0), left_s)
+        left_s -= entries[name]
+    entries[entry] = entries.get(entry, 0.0) + left_s
+    before: Ledger = incident.ledger
+    ledger = replace(
+        before, **{name: getattr(before, name) + seconds for name, seconds in entries.items()}
+    )
+    batch.timers.clear("counted", incident.id)
+    moved = replace(incident, ledger=ledger, counted_until=batch.now.wall)
+    batch.timers.start("counted", incident.id, moved.counted_until)
+    return moved
 
 
 def _count_last(batch: Batch, incident: OpenIncident, entry: LedgerEntry) -> OpenIncident:
@@ -307,32 +322,13 @@ def _count_ending(batch: Batch, incident: OpenIncident, rest: LedgerEntry) -> Op
 
     Agents collect evidence, then stop their ranks, in parallel; then the backoff runs.
     """
-    left_s = _elapsed_s(batch, incident)
-    entries: dict[LedgerEntry, float] = {}
-    reported: dict[LedgerEntry, float] = {
+    reported: _Seconds = {
         "evidence_s": incident.evidence_s,
         "stop_s": incident.stop_s,
         "decide_s": incident.delay_s,
     }
-    for entry, reported_s in reported.items():
-        entries[entry] = min(max(reported_s, 0.0), left_s)
-        left_s -= entries[entry]
-    entries[rest] = entries.get(rest, 0.0) + left_s
-    moved = _moved(batch, incident, entries)
+    moved = _count(batch, incident, rest, reported)
     return replace(moved, evidence_s=0.0, stop_s=0.0)
-
-
-def _moved(
-    batch: Batch, incident: OpenIncident, entries: Mapping[LedgerEntry, float]
-) -> OpenIncident:
-    before: Ledger = incident.ledger
-    ledger = replace(
-        before, **{name: getattr(before, name) + seconds for name, seconds in entries.items()}
-    )
-    batch.timers.clear("counted", incident.id)
-    moved = replace(incident, ledger=ledger, counted_until=batch.now.wall)
-    batch.timers.start("counted", incident.id, moved.counted_until)
-    return moved
 
 
 def _elapsed_s(batch: Batch, incident: OpenIncident) -> float:

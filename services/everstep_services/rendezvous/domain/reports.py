@@ -1,7 +1,7 @@
 """Acts on what agents report about their part of the round."""
 
 from everstep.incident_causes import known_cause
-from everstep.lost_steps import FIRST_STEP, steps_again_in_words
+from everstep.lost_steps import FIRST_STEP, healed_in_words, steps_again, steps_again_in_words
 from everstep.messages import (
     Report,
     Reported,
@@ -161,6 +161,7 @@ def _first_step(batch: Batch, report: Report) -> None:
         return
     batch.state.set(has_ever_stepped=True)
     batch.state.set(has_stepped=True, first_step=report.step, restore_s=report.restore_s)
+    batch.state.set(heal_s=report.heal_s, healed=report.healed)
     batch.timers.start("stepping", doc.round)
     if doc.phase == "running":
         _recovered(batch, report.age_s)
@@ -170,8 +171,11 @@ def _recovered(batch: Batch, ago_s: float = 0.0) -> None:
     incident, doc = batch.state.doc.incident, batch.state.doc
     if incident is not None:
         reason = f"round {doc.round} {FIRST_STEP}"
-        if again := steps_again_in_words(doc.round, doc.first_step, doc.reached_step):
-            reason += f"; {again}"
+        if doc.healed:
+            again = steps_again(doc.first_step, doc.reached_step)
+            reason = f"{healed_in_words(doc.healed, again)}; {reason}"
+        elif told := steps_again_in_words(doc.round, doc.first_step, doc.reached_step):
+            reason += f"; {told}"
         incidents.close(batch, "recovered", reason, "first_step_s", before_s=max(ago_s, 0.0))
 
 

@@ -49,6 +49,8 @@ class DocumentChanges(TypedDict, total=False):
     is_mendable: bool
     first_step: int | None
     restore_s: float
+    heal_s: float
+    healed: str
     round_step: int | None
     reached_step: int | None
     incident: OpenIncident | None

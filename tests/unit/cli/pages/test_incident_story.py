@@ -88,12 +88,28 @@ def test_an_incident_that_nobody_has_judged_says_what_is_missing() -> None:
     assert line == "verdict: none yet; attribution judges it within seconds, or once it runs again"
 
 
+def test_where_ranks_kept_their_states_the_story_tells_what_became_of_all() -> None:
+    """A round of an older service has no such sentence."""
+    healed = "rank 5 was replaced, 7 kept their state"
+    entries = {"heal_s": 0.5, "other_s": 0.0, "wall_s": 0.5}
+    incident = {"ledger": entries, "outcome": "recovered", "round": 1, "next_round": 2,
+                "story": "round 2 has made its first step", "restored_step": None,
+                "lost_steps": 0}  # fmt: skip
+    rounds = ({"round": 1}, {"round": 2, "healed": healed})
+    lines = list(PARTS["Where the time went"](incident | {"rounds": rounds}))
+    assert [line.split()[0] for line in lines[1:3]] == ["heal", "in"]
+    assert lines[3:] == [f"  {healed}, 0 steps lost"]
+    older = incident | {"rounds": ({"round": 1}, {"round": 2})}
+    assert not list(PARTS["Where the time went"](older))[3:]
+
+
 def test_a_recovery_that_nobody_saw_has_only_a_limit() -> None:
     """A bare loop may be well long before its job ends; who restarts in its process is seen."""
     entries = ("detect", "evidence", "decide", "stop", "rendezvous", "start", "restore")
     ledger = {f"{name}_s": 0.0 for name in (*entries, "first_step")} | {"wall_s": 5.3}
     none = ("lost_steps", "restored_step", "restored_tier", "lost_s")
     unseen = dict.fromkeys(none) | {
+        "rounds": (),
         "incident": "i", "job": "j", "outcome": "recovered", "round": 1, "next_round": 2,
         "ledger": ledger | {"other_s": 5.3}, "story": "every rank has finished",
     }  # fmt: skip

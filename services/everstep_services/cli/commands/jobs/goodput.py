@@ -49,6 +49,7 @@ _NAMES = {
     "start_up": "start-up",
     "rendezvous": "rendezvous",
     "restore": "restore",
+    "heal": "heal",
     "checkpoint_stall": "checkpoint stall",
     "stall": "stall",
     "lost_steps": "lost steps",

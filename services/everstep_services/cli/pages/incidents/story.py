@@ -5,14 +5,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
-from everstep.lost_steps import FIRST_STEP
 from everstep.units import size
 from everstep_services.cli.api.client import Api, job_path
 from everstep_services.cli.cells import (
     SHORT_ID,
     Record,
     aligned,
-    bar,
     budgets,
     cell,
     clean_lines,
@@ -27,16 +25,14 @@ from everstep_services.cli.cells import (
     wall_s,
 )
 from everstep_services.cli.errors import CliError, Exit
+from everstep_services.cli.pages.incidents.ledger import (
+    ledger_lines,
+    saw_no_step,
+    waited_for_steps,
+)
 from everstep_services.cli.pages.incidents.stall import stall_lines
 from everstep_services.cli.pages.incidents.verdict import verdict_lines
 
-_LEDGER = {
-    "unfinished": "unfinished step", "detect": "detect", "evidence": "evidence",
-    "decide": "decide", "stop": "stop", "rendezvous": "rendezvous", "start": "start",
-    "restore": "restore", "first_step": "first step", "no_step": "no step", "other": "other",
-}  # fmt: skip
-_NO_STEP = "first step: no step was seen; it counts until the first collective began"
-_NO_STEP_WAITED = "other: no step was seen; it counts until the ranks had run for a while, or ended"
 _CLOSED_LATE = ": its ranks had run for a while, or ended"
 _SLOW_SHOWN = 3
 _ID = re.compile("[0-9A-Za-z_-]{1,128}")
@@ -170,7 +166,7 @@ def slow_job_lines(job: Record) -> Iterator[str]:
 def story(incident: Record) -> Iterator[str]:
     """The lines of a story, the most important first."""
     lasted = wall_s(incident)
-    within = "within" if _saw_no_step(incident) and _waited(incident) else "in"
+    within = "within" if saw_no_step(incident) and waited_for_steps(incident) else "in"
     took = "" if lasted is None else f" {within} {span(lasted)}"
     name, job = cell(incident["incident"]), cell(incident["job"])
     yield f"incident {name} of {job}: {outcome(incident)}{took}"
@@ -373,7 +369,7 @@ def _timeline(incident: Record) -> Iterator[str]:
         (incident["progress_at"], "last progress"),
         (zero, "first report"),
         *((row["decided_at"], f"decided: {cell(row['action'])}") for row in incident["actions"]),
-        (incident["closed_at"], outcome(incident) + _CLOSED_LATE * _saw_no_step(incident)),
+        (incident["closed_at"], outcome(incident) + _CLOSED_LATE * saw_no_step(incident)),
     ]
     for row in incident["rounds"]:
         number = row["round"]
@@ -382,7 +378,8 @@ def _timeline(incident: Record) -> Iterator[str]:
             nodes = counted(row["nodes"] or 0, "node")
             moments.append((row["formed_at"], f"round {number} formed: {nodes}{_moves(incident)}"))
             warm = f", {row['warm_ranks']} warm" if row["warm_ranks"] else ""
-            ranks = counted(row["world_size"] or 0, "rank")
+            kept = row.get("healed_kept")  # an older service does not tell
+            ranks = f"{counted(row['world_size'] or 0, 'rank')}{f', {kept} kept' if kept else ''}"
             moments.append((row["started_at"], f"round {number} runs: {ranks}{warm}"))
             moments.append((row["first_step_at"], f"first step of round {number}"))
     yield f"timeline, from the first report at {moment(zero)} UTC"
@@ -400,50 +397,6 @@ def _moves(incident: Record) -> str:
     return "".join(texts)
 
 
-_STEPPED = frozenset({"recovered", "repeated"})
-"""Outcomes of incidents whose next round has made steps."""
-
-
-def _saw_no_step(incident: Record) -> bool:
-    """Whether a next round was well before anybody knew it: nothing showed its first step.
-
-    Ranks that restart in their processes, or stall for a while, stay in their round.
-    """
-    is_another = incident["next_round"] != incident["round"]
-    is_well = incident["outcome"] in _STEPPED and is_another
-    return is_well and FIRST_STEP not in (incident["story"] or FIRST_STEP)
-
-
-def _waited(incident: Record) -> bool:
-    """Whether the time until the incident was closed counts, as nothing showed a recovery."""
-    return incident["ledger"] is not None and bool(incident["ledger"]["other_s"])
-
-
-def _ledger(incident: Record) -> Iterator[str]:
-    ledger = incident["ledger"]
-    if ledger is None:
-        return
-    rows = [
-        (label, seconds, ledger["wall_s"])
-        for name, label in _LEDGER.items()
-        if (seconds := ledger.get(f"{name}_s"))  # an older service does not tell the first
-    ]
-    yield "where the time went"
-    lines = [(name, f"{seconds:8.3f} s", bar(seconds, whole)) for name, seconds, whole in rows]
-    yield from aligned([*lines, ("in all", f"{ledger['wall_s']:8.3f} s", "")])
-    if _saw_no_step(incident):
-        yield f"  {_NO_STEP_WAITED if _waited(incident) else _NO_STEP}"
-    if incident["lost_steps"]:
-        again = f"{counted(incident['lost_steps'], 'step')} again"
-        worth = f" ({span(incident['lost_s'])})" if incident["lost_s"] else ""
-        yield f"  and made {again}{worth}"
-    elif incident["lost_steps"] is None and incident["outcome"] in _STEPPED:
-        yield "  how many steps were made again is not known: the script does not number its steps"
-    if incident["restored_step"] is not None:
-        tier = f" ({cell(incident['restored_tier'])})" if incident["restored_tier"] else ""
-        yield f"  went on from step {incident['restored_step']}{tier}"
-
-
 def _numerics(incident: Record) -> Iterator[str]:
     case = incident.get("numerics")  # an older service does not tell
     if case:
@@ -458,6 +411,6 @@ PARTS: Mapping[str, Callable[[Record], Iterator[str]]] = {
     "Decisions": _decisions,
     "Evidence": _evidence,
     "Timeline": _timeline,
-    "Where the time went": _ledger,
+    "Where the time went": ledger_lines,
 }
 """The parts of a story, the most important first."""

@@ -15,7 +15,7 @@ from everstep_services.history.goodput.ledger import (
 )
 
 _SECONDS = Field(
-    description="Seconds by class: `productive`, `start_up`, `rendezvous`, `restore`, "
+    description="Seconds by class: `productive`, `start_up`, `rendezvous`, `restore`, `heal`, "
     "`checkpoint_stall`, `stall`, `lost_steps`, `straggler_tax`, `idle` and `unknown`. They sum to "
     "`wall_s`."
 )

@@ -129,6 +129,8 @@ class LedgerOut(Answer):
     rendezvous_s: float = Field(description="The time until the next round had formed.")
     start_s: float = Field(description="The time until the last rank of that round ran.")
     restore_s: float = Field(description="The time until the state was restored.")
+    heal_s: float
+    """The time until all ranks had their states, where some had kept theirs."""
     first_step_s: float
     """The time until the first step was finished, or a collective began if none was seen."""
     no_step_s: float

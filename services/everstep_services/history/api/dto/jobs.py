@@ -151,6 +151,13 @@ class Round(Answer):
     master_port: int | None
     warm_ranks: int | None
     slowest_node: str | None
+    healed_at: datetime | None
+    """When all ranks had their states, if some had kept theirs from the round before."""
+    healed: str | None = Field(examples=["rank 5 was replaced, 7 kept their state"])
+    """What became of the ranks and their states then."""
+    healed_step: int | None = Field(description="The step from which they went on.")
+    healed_kept: int | None = Field(description="How many ranks kept their state.")
+    healed_took_s: float | None = Field(description="How long it took until all had theirs.")
     first_step_at: datetime | None
     """When the first step of the round was finished."""
     first_step: int | None
