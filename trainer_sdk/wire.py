@@ -277,6 +277,8 @@ class WardenStop(WireLine, frozen=True, kw_only=True, tag="stop"):
     """All ranks have exited with 0: processes that they leave get a moment to end themselves."""
     leaves: bool = False
     """Processes that are left after that may live on."""
+    keeps: tuple[int, ...] = ()
+    """These ranks are parked, instead of stopped, if they survive rounds."""
 
 
 FromAgent = WardenPlan | WardenStart | Signal | Undefer | WardenStop
@@ -290,7 +292,8 @@ class Spawned(WireLine, frozen=True, kw_only=True):
     round: int
     rank: int
     pid: int
-    start: Literal["warm", "cold"]
+    start: Literal["warm", "cold", "kept"]
+    """Forked from the forge, started anew, or parked since an earlier round."""
 
 
 class Gone(WireLine, frozen=True, kw_only=True):
@@ -315,7 +318,7 @@ class Signalled(WireLine, frozen=True, kw_only=True):
 
 
 class AllStopped(WireLine, frozen=True, kw_only=True):
-    """No process of the round is left, except `left`."""
+    """No process of the round is left, except `left` and those of ranks that are `kept`."""
 
     ranks: tuple[int, ...]
     """The ranks that had not ended before."""
@@ -328,6 +331,8 @@ class AllStopped(WireLine, frozen=True, kw_only=True):
     stop_s: float
     outlived: tuple[str, ...] = ()
     """Processes that were left after all ranks had exited with 0: process id and command."""
+    kept: tuple[int, ...] = ()
+    """The ranks that are parked; they are not among `ranks`."""
 
 
 class StartFailed(WireLine, frozen=True, kw_only=True):
@@ -357,6 +362,48 @@ class ForgeDown(WireLine, frozen=True, kw_only=True):
 
 
 FromWarden = Spawned | Gone | Signalled | AllStopped | StartFailed | ForgeUp | ForgeDown
+
+# Between the warden and a rank that survives a round: see EVERSTEP_SURVIVE in layout.py.
+
+
+class Survives(WireLine, frozen=True, kw_only=True):
+    """The first line of a rank: from now on it can be parked."""
+
+    park_within_s: Annotated[float, msgspec.Meta(gt=0, le=600)]
+    """A rank that has not answered `Park` within this time is stopped."""
+
+
+class Parked(WireLine, frozen=True, kw_only=True):
+    """The rank has left its groups, and waits with its objects in memory."""
+
+    step: _Count | None = None
+    """The last step that the rank has finished; None before the first."""
+    is_torn: bool = False
+    """The optimizer was at work: the rank needs the state of another."""
+
+
+FromSurvivor = Survives | Parked
+
+
+class Park(WireLine, frozen=True, kw_only=True):
+    """The round is over: leave the groups, keep the objects, and answer `Parked`."""
+
+    round: int
+
+
+class GoOn(WireLine, frozen=True, kw_only=True, tag="go_on"):
+    """Continue in this round: the answer to `Parked`."""
+
+    round: int
+    rank: int
+    """The number of the rank in this round, which may have changed."""
+    environ: dict[str, str]
+    """The complete environment of the rank, packed."""
+    stdout: str
+    stderr: str
+
+
+ToSurvivor = Park | GoOn
 
 # Between the warden and the forge.
 
@@ -413,8 +460,9 @@ _RECEIVE_BYTES = 1 << 18
 class Channel(Generic[L]):
     """Lines over a stream socket, for processes without an event loop."""
 
-    def __init__(self, wire: socket.socket, expected: Any) -> None:
+    def __init__(self, wire: socket.socket, expected: Any, *, longest: int = 1 << 30) -> None:
         self._wire = wire
+        self._longest = longest
         self._decoder = msgspec.json.Decoder(expected)
         self._rest = b""
         self._early: list[L] = []
@@ -428,7 +476,10 @@ class Channel(Generic[L]):
         self._wire.sendall(encode(line))
 
     def receive(self) -> list[L]:
-        """Wait for the next read, and return its lines; EOFError if the peer is gone."""
+        """Wait for the next read, and return its lines; EOFError if the peer is gone.
+
+        A peer that sends a line without end counts as gone.
+        """
         if self._early:
             early, self._early = self._early, []
             return early
@@ -439,6 +490,8 @@ class Channel(Generic[L]):
         if not octets:
             raise EOFError
         *lines, self._rest = (self._rest + octets).split(b"\n")
+        if len(self._rest) > self._longest:
+            raise EOFError
         return [self._decoder.decode(line) for line in lines]
 
     def receive_first(self) -> L:

@@ -61,6 +61,9 @@ class CauseMeaning:
     """How long agents may collect evidence: not at all, or as after a crash or a stall."""
     weight: int = PLAIN
     """How well it explains other reports of the same incident."""
+    keeps_ranks: bool = False
+    """Ranks that survive rounds are parked after it; otherwise their state may be the reason, or
+    a person wants new processes."""
 
     @property
     def can_recur(self) -> bool:
@@ -83,25 +86,33 @@ def known_cause(word: str) -> IncidentCause:
     return word if is_cause(word) else "other"
 
 
-def _row(cause: IncidentCause) -> CauseMeaning:  # noqa: C901, PLR0911  a table, one row a cause
+def _row(cause: IncidentCause) -> CauseMeaning:  # noqa: C901, PLR0911, PLR0912  a table
     match cause:
         case "rank_exited" | "start_failed":
-            return CauseMeaning(fault=("script",), costs_restart=True)
+            return CauseMeaning(fault=("script",), costs_restart=True, keeps_ranks=True)
         case "rank_stalled":
-            return CauseMeaning(fault=("script",), costs_restart=True, evidence="stall")
+            return CauseMeaning(
+                fault=("script",), costs_restart=True, evidence="stall", keeps_ranks=True
+            )
         case "check_failed":  # by a probe's policy; another node passes the same check
-            return CauseMeaning(fault=("node",), costs_restart=True)
+            return CauseMeaning(fault=("node",), costs_restart=True, keeps_ranks=True)
         case "node_lost":
-            return CauseMeaning(fault=("node",), costs_restart=True, weight=NODE)
+            return CauseMeaning(fault=("node",), costs_restart=True, weight=NODE, keeps_ranks=True)
         case "node_left":  # its agent reported it: the scheduler or a person sent it away
-            return CauseMeaning(fault=("scheduler", "operator"), costs_restart=True)
+            return CauseMeaning(
+                fault=("scheduler", "operator"), costs_restart=True, keeps_ranks=True
+            )
         case "preempted":
-            return CauseMeaning(fault=("scheduler",), evidence="none")
+            return CauseMeaning(fault=("scheduler",), evidence="none", keeps_ranks=True)
         case "operator":
             return CauseMeaning(fault=("operator",), opens_incident=False, evidence="none")
-        case "grow" | "done":
+        case "grow":
+            return CauseMeaning(opens_incident=False, evidence="none", keeps_ranks=True)
+        case "done":
             return CauseMeaning(opens_incident=False, evidence="none")
-        case "document_lost" | "other":
+        case "document_lost":
+            return CauseMeaning(keeps_ranks=True)
+        case "other":
             return CauseMeaning()
         case "numerics":  # a result that cannot be right: only its judgement names a party
             return CauseMeaning()

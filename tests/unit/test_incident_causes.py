@@ -36,3 +36,9 @@ def test_a_word_of_a_newer_release_costs_no_restart_and_blames_nobody() -> None:
         False,
         "other",
     )
+
+
+def test_ranks_are_kept_where_their_state_is_good_and_nobody_wants_new_ones() -> None:
+    assert {cause for cause in CAUSES if not meaning_of(cause).keeps_ranks} == {
+        "operator", "numerics", "restarted_in_process", "done", "other"
+    }  # fmt: skip

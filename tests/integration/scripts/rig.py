@@ -34,7 +34,7 @@ class Node:
     def __init__(self, keeper: WardenClient, plan: NodePlan) -> None:
         self.keeper = keeper
         self.plan = plan
-        self.round = 0
+        self.round = self.first = 0
         self.seen: list[WardenEvent] = []
 
     @property
@@ -54,11 +54,11 @@ class Node:
         plans = tuple(
             RankEntry(
                 rank=rank,
-                environ={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                environ={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank - self.first)},
                 stdout=str(self.folder / f"{self.round}-{rank}.out"),
                 stderr=str(self.folder / f"{self.round}-{rank}.err"),
             )
-            for rank in range(ranks)
+            for rank in range(self.first, self.first + ranks)
         )
         began = asyncio.get_running_loop().time()
         order = WardenStart(round=self.round, ranks=plans, warm=warm, forge_within_s=60.0)

@@ -47,8 +47,8 @@ class RankStarted(RankFact, frozen=True, kw_only=True, tag="rank_started.v1"):
     pid: Count
     """The process id of the rank on its node."""
     start: str
-    """`warm` (forked from a process that has imported the modules), `cold`, or `attached` (started
-    by another launcher)."""
+    """`warm` (forked from a process that has imported the modules), `cold`, `kept` (it goes on from
+    an earlier round), or `attached` (started by another launcher)."""
     start_s: float
     """The time from the order until the rank ran the user's script."""
     device: Name = ""
@@ -218,7 +218,8 @@ class RanksStopped(RoundFact, frozen=True, kw_only=True, tag="ranks_stopped.v1")
     slot: Count
     """The slot of that node."""
     ranks: tuple[Int, ...]
-    """The global ranks that the agent stopped, without those that had exited before."""
+    """The global ranks that the agent stopped, without those that had exited before, and without
+    those that it keeps for the next round."""
     stop_s: float
     """The time from the order until the last process of every rank was gone."""
     killed: tuple[Int, ...] = ()

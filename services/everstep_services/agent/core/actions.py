@@ -85,6 +85,15 @@ class StopRound:
     """Ranks may first end by themselves for this many seconds: one of them may be the cause."""
     is_done: bool = False
     """Every rank has exited with 0."""
+    keeps: tuple[int, ...] = ()
+    """These ranks are parked for the next round, if they survive rounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndParked:
+    """End the ranks that are parked: no round follows on this node."""
+
+    grace_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +209,7 @@ class ShowLine:
     is_warning: bool = False
 
 
-RankAction = StartRanks | StopRound | StopWithoutWait | SignalRanks
+RankAction = StartRanks | StopRound | StopWithoutWait | SignalRanks | EndParked
 """What concerns the processes of ranks."""
 SaveAction = PassNotice | AskRanksToStop | AskRanksToSave | ReportProgress | RecordAction
 """What concerns saves and the end of the training."""

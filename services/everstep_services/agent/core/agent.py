@@ -16,7 +16,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from everstep.incident_causes import WAITS
+from everstep.incident_causes import WAITS, meaning_of
 from everstep.messages import (
     AwaitRound,
     CollectEvidence,
@@ -40,6 +40,7 @@ from everstep_services.agent.core.actions import (
     Action,
     AskRanksToSave,
     AskToJoin,
+    EndParked,
     PassNotice,
     ReportEvent,
     ReportProgress,
@@ -83,6 +84,8 @@ class Agent:
     """The order to stop whose cause was shown for the end of a round."""
     _withheld: StopRanks | None = None
     """The order whose cause is not shown yet, because a better one may follow."""
+    _has_parked: bool = False
+    """Ranks of the last round are parked for the next one."""
 
     @property
     def state(self) -> AgentState:
@@ -169,10 +172,13 @@ class Agent:
         # rendezvous does not know us: its document may be lost, and `join` makes it again
         return [*acts, AskToJoin()]
 
-    def ordered(self, order: Order, *, is_stale: bool = False) -> list[Action]:
+    def ordered(
+        self, order: Order, *, is_stale: bool = False, is_accused: bool = False
+    ) -> list[Action]:
         """Obey an order, unless it is older than the newest round that is known.
 
-        `is_stale`: only our ranks must stop; the round of the order may not be over.
+        `is_stale`: only our ranks must stop; the round of the order may not be over. `is_accused`:
+        the round is over because of a check that fails on this node.
         """
         if self.round is not None and order.round < self.round:
             self.refused_orders += 1
@@ -188,7 +194,8 @@ class Agent:
             case StopRanks():
                 if not is_stale:
                     self._stopped_round = order.round
-                return self._stop(self._part, order)
+                keeps = meaning_of(order.cause).keeps_ranks and not (is_stale or is_accused)
+                return self._stop(self._part, order, keeps=keeps)
             case _:
                 return self._asked(order)
 
@@ -363,12 +370,12 @@ class Agent:
             return []
         return self._part.failed_to_start(reason)
 
-    def stopped(self, round: int) -> list[Action]:
-        """No process of the round is left."""
+    def stopped(self, round: int, *, has_parked: bool = False) -> list[Action]:
+        """No process of the round is left, but perhaps ranks that are parked for the next one."""
         if self._part is None or self._part.round != round:
             return []
         self.last_round, self.last_slot = round, self._part.order.slot
-        self._part, self._is_spare = None, False
+        self._part, self._is_spare, self._has_parked = None, False, has_parked
         if self._departure is None:
             return [AskToJoin()]  # before its answer comes what our last reports have changed
         return self._say_withheld() + self._departure.leave(None)
@@ -433,7 +440,11 @@ class Agent:
         """The node has no ranks to run now."""
         is_news = is_spare and not self._is_spare
         self._is_spare = is_spare
-        return [ShowLine("standing by as a spare")] if is_news else []
+        if not is_news:
+            return []
+        ends = [EndParked(self.settings.stop_grace_s)] if self._has_parked else []
+        self._has_parked = False
+        return [ShowLine("standing by as a spare"), *ends]
 
     def _say_refused(self, reply: Joined) -> list[Action]:
         if reply.is_accepted:
@@ -461,7 +472,7 @@ class Agent:
         acts = self._say_withheld()
         if self._is_spare:
             acts.append(ShowLine(f"this spare joins round {order.round}"))
-        self._ask_at, self._is_spare = None, False
+        self._ask_at, self._is_spare, self._has_parked = None, False, False
         self._part = RoundPart(order, self.settings)
         return [
             *acts,
@@ -469,7 +480,7 @@ class Agent:
             order,
         ]
 
-    def _stop(self, part: RoundPart | None, order: StopRanks) -> list[Action]:
+    def _stop(self, part: RoundPart | None, order: StopRanks, *, keeps: bool) -> list[Action]:
         """Stop the ranks. The order may come again, with a better cause, after they stopped."""
         told = None if self._cause is None else self._cause.round
         held = self._withheld
@@ -488,6 +499,7 @@ class Agent:
             evidence_s=order.evidence_s,
             incident=order.incident,
             wait_s=order.cause_within_s,
+            keeps=keeps,
         )
 
     def _say_withheld(self) -> list[Action]:

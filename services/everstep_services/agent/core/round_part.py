@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from signal import SIGKILL
 from typing import Literal
 
-from everstep.incident_causes import CONSEQUENCE, PLAIN
+from everstep.incident_causes import CONSEQUENCE, PLAIN, WAITS
 from everstep.messages import Reported, SaveCheckpoint, StartRanks
 from everstep_services.agent.core.actions import (
     Action,
@@ -64,6 +64,12 @@ class _Rank:
     injected_by: str = ""
     """Who made a fault in it on purpose, and which."""
     fault: str = ""
+
+    @property
+    def hangs(self) -> bool:
+        """It has stalled, and waits for no other rank."""
+        stall = self.stall
+        return stall is not None and stall.weight > 0 and stall.told.fingerprint != WAITS
 
     def why(self, reason: str) -> str:
         """The reason for a report of it, for a person."""
@@ -248,8 +254,9 @@ class RoundPart:
         evidence_s: float = 0.0,
         incident: str | None = None,
         wait_s: float = 0.0,
+        keeps: bool = False,
     ) -> list[Action]:
-        """Stop every rank. If that is under way, only cancel the wait."""
+        """Stop every rank, or park it. If that is under way, only cancel the wait."""
         if self.state == "stopping":
             if wait_s or not self._waits:
                 return []
@@ -257,7 +264,14 @@ class RoundPart:
             return [StopWithoutWait()]
         self.state, self._waits = "stopping", wait_s > 0
         is_done = self.came_to == "finished" and not self.is_leaving
-        return [StopRound(self.round, grace_s, evidence_s, incident, wait_s, is_done)]
+        kept = self._survivors if keeps and not self.is_leaving else ()
+        return [StopRound(self.round, grace_s, evidence_s, incident, wait_s, is_done, kept)]
+
+    @property
+    def _survivors(self) -> tuple[int, ...]:
+        """The ranks that have neither failed nor stalled by themselves."""
+        ranks = self._ranks.values()
+        return tuple(it.number for it in ranks if not (it.is_gone or it.has_failed or it.hangs))
 
     def _failed(self, rank: int, ending: RankExit) -> list[Action]:
         is_first, self.has_failed = not self.has_failed, True

@@ -58,8 +58,13 @@ class DeviceMemory:
         if self._has_own_pids and self._others is None and self._driver.exists():
             self._others = await self._on_devices()
 
-    async def wait_until_free(self, pids: Collection[int], within_s: float) -> HeldMemory:
-        """Wait until no device counts memory for these processes."""
+    async def wait_until_free(
+        self, pids: Collection[int], within_s: float, *, has_kept: bool = False
+    ) -> HeldMemory:
+        """Wait until no device counts memory for these processes.
+
+        `has_kept`: other ranks keep their memory, and look like strangers.
+        """
         done = await wait_until_free(
             pids,
             within_s,
@@ -67,7 +72,8 @@ class DeviceMemory:
             driver=self._driver,
             look=lambda of: held(of, self._library),
         )
-        if not self._has_own_pids or not pids or done.wait_s >= within_s or self._others is None:
+        is_over = not pids or done.wait_s >= within_s or has_kept
+        if not self._has_own_pids or is_over or self._others is None:
             return done
         others = self._others
         more = await wait_until_free(

@@ -18,17 +18,19 @@ _LOOK_S = 0.01
 _PPID, _SESSION = 1, 3  # counted after the command's name in /proc/PID/stat
 
 
-def descendants(root: int, without: Collection[int] = (), *, spared: int = 0) -> dict[int, int]:
+def descendants(
+    root: int, without: Collection[int] = (), *, spared: Collection[int] = ()
+) -> dict[int, int]:
     """All processes below `root` with their parents, except those in `without`.
 
-    Processes below one of `without` are included, those below the `spared` one are not.
+    Processes below those of `without` are included, those below the `spared` are not.
     """
     parents: dict[int, int] = {}
     todo = [root]
     while todo:
         parent = todo.pop()
         for child in children(parent):
-            if child not in parents and child != spared:
+            if child not in parents and child not in spared:
                 parents[child] = parent
                 todo.append(child)
     return {pid: parent for pid, parent in parents.items() if pid not in without}
@@ -140,6 +142,26 @@ def stat(pid: int) -> list[str]:
         return []
 
 
+def session(pid: int) -> int:
+    """The session of a process; 0 if it is gone."""
+    fields = stat(pid)
+    return int(fields[_SESSION]) if fields else 0
+
+
+def environ(pid: int) -> dict[str, str]:
+    """The environment with which a process was started; nothing if it cannot be read."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return _parse(file.read())
+    except OSError:
+        return {}
+
+
+def _parse(environ: bytes) -> dict[str, str]:
+    pairs = (item.partition(b"=") for item in environ.split(b"\0"))
+    return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
+
+
 def catches(pid: int, number: int) -> bool:
     """Whether a process has its own handler for a signal."""
     try:
@@ -159,8 +181,7 @@ def kill_instance(instance: str, others: Collection[int] = ()) -> int:
     """
     killed, own = 0, os.getsid(0)
     for pid in set(children(os.getpid())).difference(others):
-        fields = stat(pid)
-        if fields and int(fields[_SESSION]) != own:
+        if session(pid) not in {0, own}:
             for below, parent in descendants(pid).items():
                 killed += kill(below, parent)
             killed += kill(pid, os.getpid())
@@ -198,12 +219,11 @@ def _tagged() -> Iterator[tuple[int, dict[str, str]]]:
             if os.stat(f"/proc/{name}").st_uid != os.getuid():
                 continue
             with open(f"/proc/{name}/environ", "rb") as file:
-                environ = file.read()
+                octets = file.read()
         except OSError:
             continue
-        if layout.INSTANCE_VARIABLE.encode() in environ:
-            pairs = (item.partition(b"=") for item in environ.split(b"\0"))
-            yield int(name), {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
+        if layout.INSTANCE_VARIABLE.encode() in octets:
+            yield int(name), _parse(octets)
 
 
 @contextmanager

@@ -94,9 +94,9 @@ class RoundWatch:
         """The state of a rank."""
         return self._ranks.get(number)
 
-    def pids(self) -> tuple[int, ...]:
-        """Their process ids, also of those that are gone."""
-        return tuple(rank.pid for rank in self._ranks.values() if rank.pid)
+    def pids(self) -> dict[int, int]:
+        """Their process ids by rank, also of those that are gone."""
+        return {number: rank.pid for number, rank in self._ranks.items() if rank.pid}
 
     @property
     def are_at_work(self) -> bool:

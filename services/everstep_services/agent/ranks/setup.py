@@ -21,6 +21,7 @@ from everstep_services.agent.ranks import process_tree
 from everstep_services.agent.ranks.liveness_port import LivenessPort, opened_liveness_port
 from everstep_services.agent.ranks.process_tree import become_subreaper
 from everstep_services.agent.ranks.protocol import NodePlan, StartRefusedError, rank_folder
+from everstep_services.agent.ranks.survivors import SURVIVE_SOCKET
 from trainer_sdk import layout
 from trainer_sdk.bootstrap.agent_link import ShortPath
 from trainer_sdk.bootstrap.deferred_signals import HELD
@@ -116,6 +117,7 @@ def prepare(plan: NodePlan, number: int, rank: RankEntry) -> tuple[RankEntry, Pa
         **rank.environ,
         **_tags(plan),
         layout.SOCKET_VARIABLE: str(plan.runtime_dir / _SOCKET),
+        layout.SURVIVE_VARIABLE: str(plan.runtime_dir / SURVIVE_SOCKET),
         layout.PAGE_VARIABLE: str(folder / "page"),
         layout.FOLDER_VARIABLE: str(folder),
         layout.ROUND_VARIABLE: str(number),

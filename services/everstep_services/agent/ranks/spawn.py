@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from trainer_sdk import bootstrap
+from trainer_sdk import bootstrap, layout
 from trainer_sdk.bootstrap import process_setup
 from trainer_sdk.bootstrap.deferred_signals import HELD
 from trainer_sdk.wire import RankCommand, RankEntry, WardenPlan, unpack
@@ -16,6 +16,10 @@ _MAIN = str(Path(bootstrap.__file__).with_name("__main__.py"))
 _NO_POOLS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS")
 # Python and the loader read these at their start: a forked rank would have the forge's values.
 _READ_AT_START = ("PYTHON", "LD_", "GLIBC_TUNABLES", "MALLOC_")
+# The place of a process on its node: its devices, and its processors.
+_OF_PLACE = (
+    "LOCAL_RANK", layout.CPUS_VARIABLE, layout.MEMORY_NODES_VARIABLE, layout.STRICT_VARIABLE
+)  # fmt: skip
 
 
 def start_cold(entry: RankEntry, plan: WardenPlan) -> int:
@@ -41,6 +45,16 @@ def why_not_warm(entry: RankEntry, plan: WardenPlan) -> str:
         if name.startswith(_READ_AT_START) and entry.environ.get(name) != plan.environ.get(name):
             return name
     return ""
+
+
+def can_go_on(before: RankEntry, entry: RankEntry) -> bool:
+    """Whether the process that was started for an entry can take another entry's place."""
+    names = before.environ.keys() | entry.environ.keys()
+    return all(
+        before.environ.get(name) == entry.environ.get(name)
+        for name in names
+        if name in _OF_PLACE or name.startswith(_READ_AT_START) or name.endswith("_VISIBLE_DEVICES")
+    )
 
 
 def _argv(command: RankCommand, python: str) -> list[str]:

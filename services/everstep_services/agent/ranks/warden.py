@@ -11,11 +11,16 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
 
 from everstep_services.agent.ranks import process_tree, spawn, warden_signals
 from everstep_services.agent.ranks.liveness_port import answer_all
 from everstep_services.agent.ranks.process_tree import become_subreaper
+from everstep_services.agent.ranks.survivors import Survivors, listening
 from everstep_services.agent.ranks.warden_forge import Forge, ForgeState
 from everstep_services.agent.ranks.warden_signals import SignalQueue
 from everstep_services.agent.ranks.warden_stop import RoundStop, kill_everything
@@ -29,6 +34,7 @@ from trainer_sdk.wire import (
     FromAgent,
     FromWarden,
     Gone,
+    GoOn,
     RankEntry,
     Signal,
     Signalled,
@@ -55,6 +61,7 @@ class _Rank:
     rank: int
     began: float
     page: str
+    entry: RankEntry
 
 
 @dataclass(eq=False, repr=False)
@@ -65,6 +72,7 @@ class Warden:
     _plan: WardenPlan
     _wakes: socket.socket
     _door: socket.socket | None = None
+    _survivors: Survivors = field(default_factory=Survivors)
 
     def __post_init__(self) -> None:
         self._ranks: dict[int, _Rank] = {}
@@ -105,6 +113,7 @@ class Warden:
             self._reap()
         if self._door is not None and self._door.fileno() in ready:
             answer_all(self._door, self._plan.token)
+        self._survivors.hear(ready, self._may_be_rank)
         if self._channel.fileno() in ready:
             self._hear_agent()
         self._tick(time.monotonic())
@@ -119,7 +128,8 @@ class Warden:
 
     def _wait(self) -> set[int]:
         with selectors.DefaultSelector() as selector:
-            for source in (self._channel, self._wakes, self._forge.channel, self._door):
+            own = (self._channel, self._wakes, self._forge.channel, self._door)
+            for source in (*own, *self._survivors.sources):
                 if source is not None:
                     selector.register(source, selectors.EVENT_READ)
             timeout = self._timeout(time.monotonic())
@@ -135,8 +145,8 @@ class Warden:
             moments.append(self._asked_at + self._pending.forge_within_s)
         if self._stopping is not None:
             moments.append(self._stopping.next_at(now))
-        if self._signals.next_at is not None:
-            moments.append(self._signals.next_at)
+        waits = (self._signals.next_at, self._survivors.next_at)
+        moments += [at for at in waits if at is not None]
         return max(min(moments) - now, 0.0) if moments else None
 
     def _tick(self, now: float) -> None:
@@ -147,6 +157,8 @@ class Warden:
         self._start_pending(now)
         for unhandled in self._signals.due(now):
             self._tell(Signalled(unhandled=unhandled))
+        for pid in self._survivors.overdue(now):
+            self._end_unparked(pid, now)
         if self._stopping is not None:
             living = {pid: rank.rank for pid, rank in self._ranks.items()}
             report = self._stopping.advance(now, living, self._ended_by)
@@ -158,8 +170,12 @@ class Warden:
         match line:
             case WardenStart():
                 self._leaves = False
-                self._pending, self._asked_at = line, time.monotonic()
-                if not self._can_be_warm(line):
+                missing = self._continue_parked(line)
+                if not missing:
+                    return
+                start = msgspec.structs.replace(line, ranks=missing)
+                self._pending, self._asked_at = start, time.monotonic()
+                if not self._can_be_warm(start):
                     self._start_cold()
             case Signal() | Undefer():
                 self._signals.hear(line, time.monotonic())
@@ -179,6 +195,56 @@ class Warden:
                 return False
         return True
 
+    # Ranks that survive a round.
+
+    def _may_be_rank(self, pid: int) -> bool:
+        return pid in self._ranks or self._forge.state is ForgeState.FORKING
+
+    def _continue_parked(self, start: WardenStart) -> tuple[RankEntry, ...]:
+        """Let parked ranks go on in their places, and end the others; the entries of new ranks."""
+        if not self._survivors.parked:
+            return start.ranks
+        self._reap()
+        missing = tuple(it for it in start.ranks if not self._goes_on(start.round, it))
+        for pid in self._survivors.parked:
+            self._put_away(pid)
+        left = self._survivors.others({self._forge.pid, *self._ranks})
+        for pid, parent in left.items():  # what ranks that have died meanwhile had started
+            process_tree.kill(pid, parent)
+        return missing
+
+    def _goes_on(self, number: int, entry: RankEntry) -> bool:
+        waiting = [pid for pid in self._survivors.parked if pid in self._ranks]
+        pid = next((it for it in waiting if spawn.can_go_on(self._ranks[it].entry, entry)), None)
+        if pid is None:
+            return False
+        line = GoOn(
+            round=number,
+            rank=entry.rank,
+            environ=entry.environ,
+            stdout=entry.stdout,
+            stderr=entry.stderr,
+        )
+        if not self._survivors.go_on(pid, line):
+            self._put_away(pid)
+            return False
+        self._born(number, entry, pid, "kept")
+        return True
+
+    def _end_unparked(self, pid: int, now: float) -> None:
+        """A rank has not parked, or has hung up while it was parked: it ends as others do."""
+        if self._stopping is None:
+            self._put_away(pid)
+        elif pid in self._ranks:
+            self._stopping.asked_later(pid, now)
+            self._act(pid, self._ranks[pid], Signal(number=signal.SIGTERM), has_come=False)
+
+    def _put_away(self, pid: int) -> None:
+        """Kill a parked rank that has no place: the next round must not wait for its memory."""
+        self._survivors.forget(pid)
+        if self._ranks.pop(pid, None) is not None:
+            process_tree.kill_tree(pid)
+
     # Starting.
 
     def _start_pending(self, now: float) -> None:
@@ -196,15 +262,16 @@ class Warden:
         assert start is not None, "called only with a batch"
         try:
             for entry in start.ranks:
-                self._born(start.round, entry, spawn.start_cold(entry, self._plan), warm=False)
+                self._born(start.round, entry, spawn.start_cold(entry, self._plan), "cold")
         except OSError as error:
             self._tell(StartFailed(round=start.round, reason=f"the node cannot fork: {error}"))
 
-    def _born(self, number: int, entry: RankEntry, pid: int, *, warm: bool) -> None:
+    def _born(
+        self, number: int, entry: RankEntry, pid: int, start: Literal["warm", "cold", "kept"]
+    ) -> None:
         page = unpack(entry.environ).get(layout.PAGE_VARIABLE, "")
-        self._ranks[pid] = _Rank(number, entry.rank, time.monotonic(), page)
-        start = "warm" if warm else "cold"
-        self._tell(Spawned(round=number, rank=entry.rank, pid=pid, start=start))  # type: ignore[arg-type]
+        self._ranks[pid] = _Rank(number, entry.rank, time.monotonic(), page, entry)
+        self._tell(Spawned(round=number, rank=entry.rank, pid=pid, start=start))
         if pid in self._unclaimed:
             self._exited(pid, self._unclaimed.pop(pid))
 
@@ -226,7 +293,7 @@ class Warden:
                 self._unclaimed = {p: s for p, s in self._unclaimed.items() if p in line.pids}
                 if start is not None:
                     for entry, pid in zip(start.ranks, line.pids, strict=True):
-                        self._born(start.round, entry, pid, warm=True)
+                        self._born(start.round, entry, pid, "warm")
             case Unfit():
                 self._forge.unfit(line)
 
@@ -235,14 +302,14 @@ class Warden:
         self._forge.gone()
         if was_forking:  # some ranks may exist, and nobody knows their numbers
             self._unclaimed.clear()
-            self._kill_all_below()
+            self._kill_all_but(self._ranks.keys())
 
-    def _kill_all_below(self) -> None:
+    def _kill_all_but(self, spared: Collection[int]) -> None:
         """Also processes that were born, or orphaned, during the search for the others."""
-        seen: set[int] = set()
+        seen: set[int] = {self._forge.pid}
         while new := {
             pid: parent
-            for pid, parent in process_tree.descendants(os.getpid(), (self._forge.pid,)).items()
+            for pid, parent in process_tree.descendants(os.getpid(), spared=spared).items()
             if pid not in seen
         }:
             seen.update(new)
@@ -295,6 +362,7 @@ class Warden:
 
     def _exited(self, pid: int, status: int) -> None:
         rank = self._ranks.pop(pid, None)
+        self._survivors.forget(pid)
         if rank is None:
             if (
                 self._forge.state is ForgeState.FORKING
@@ -321,10 +389,16 @@ class Warden:
         if self._forge.state is not ForgeState.FORKING:
             self._pending = None
         self._reap()  # ranks that had ended by themselves were not ordered to
+        self._survivors.settle(self._may_be_rank)
         ranks = {rank.rank for rank in self._ranks.values()}
         self._leaves = order.is_done and order.leaves and not ranks
-        self._stopping = RoundStop(order, ranks, self._forge, time.monotonic())
+        now = time.monotonic()
+        self._stopping = RoundStop(order, ranks, self._forge, self._survivors, now)
         for pid, rank in self._ranks.items():
+            folder = os.path.dirname(rank.page)
+            if rank.rank in order.keeps and self._survivors.park(pid, rank.round, folder, now):
+                continue
+            self._survivors.forget(pid)
             self._act(pid, rank, Signal(number=signal.SIGTERM), has_come=False)
 
     def _tell(self, line: FromWarden) -> None:
@@ -350,7 +424,7 @@ def main(descriptor: int, lock: int, *doors: int) -> None:
     plan = channel.receive_first()
     assert isinstance(plan, WardenPlan), "the agent's first line"
     door = next((socket.socket(fileno=door) for door in doors), None)
-    Warden(channel, plan, wakes, door).serve()
+    Warden(channel, plan, wakes, door, listening(plan.folder)).serve()
 
 
 if __name__ == "__main__":

@@ -106,12 +106,18 @@ class WardenClient:
             return (await self._signalled).unhandled
 
     async def stop(
-        self, grace_s: float, kill_within_s: float = 30.0, *, is_done: bool = False
+        self,
+        grace_s: float,
+        kill_within_s: float = 30.0,
+        *,
+        is_done: bool = False,
+        keeps: tuple[int, ...] = (),
     ) -> AllStopped:
         """Send SIGTERM, wait for the grace, send SIGKILL, until no process of the round is left.
 
-        Bounded by `grace_s` and `kill_within_s`. Raises WardenLostError if the warden is gone; then
-        nothing is left, either.
+        Ranks that survive rounds are parked, if they are among `keeps`. Bounded by `grace_s` and
+        `kill_within_s`, and by the time in which ranks promise to park. Raises WardenLostError if
+        the warden is gone; then nothing is left, either.
         """
         self._check()
         if self._stopped is None or self._stopped.done():
@@ -119,7 +125,11 @@ class WardenClient:
             self.watch.ordered_to_end()
             leaves = is_done and self._plan.leaves
             order = WardenStop(
-                grace_s=grace_s, kill_within_s=kill_within_s, is_done=is_done, leaves=leaves
+                grace_s=grace_s,
+                kill_within_s=kill_within_s,
+                is_done=is_done,
+                leaves=leaves,
+                keeps=keeps,
             )
             await self._send(order)
         return await asyncio.shield(self._stopped)

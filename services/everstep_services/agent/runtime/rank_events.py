@@ -362,6 +362,8 @@ class RankEvents:
                     outcome, held = await self.runner.stop(stop, waited_s)
                     self.round_stopped(stop, outcome, held)
                     self._workdir.hide()
+                case actions.EndParked() as act:
+                    await self.runner.end_parked(act)
 
     def round_begins(self, order: StartRanks) -> bool:
         """The ranks are about to be started; False when they are no longer wanted."""
@@ -415,7 +417,7 @@ class RankEvents:
             self._workdir.say(f"processes that ranks had started outlived them and {fate}: {named}")
 
     def round_stopped(self, stop: actions.StopRound, outcome: AllStopped, held: HeldMemory) -> None:
-        """No rank is left."""
+        """No rank is left, but those that are parked."""
         observers, order = self._observers, self._agent.order
         assert order is not None
         self.times.stop_s = outcome.stop_s
@@ -429,7 +431,7 @@ class RankEvents:
             with unharmed("the output of a round"):
                 observers.logs.ends()
         self._say_outlived(outcome)
-        self._do(self._agent.stopped(stop.round))
+        self._do(self._agent.stopped(stop.round, has_parked=bool(outcome.kept)))
         with unharmed("the record of ranks that were stopped"):
             if outcome.ranks:
                 stopped = RanksStopped(

@@ -12,7 +12,13 @@ from msgspec.structs import replace
 from everstep.clock import Clock
 from everstep.errors import EverstepError
 from everstep.messages import StartRanks
-from everstep_services.agent.core.actions import RankAction, SignalRanks, StopRound, StopWithoutWait
+from everstep_services.agent.core.actions import (
+    EndParked,
+    RankAction,
+    SignalRanks,
+    StopRound,
+    StopWithoutWait,
+)
 from everstep_services.agent.ranks.device_memory import DeviceMemory, HeldMemory
 from everstep_services.agent.ranks.protocol import WardenEvent, WardenLost, WardenLostError
 from everstep_services.agent.ranks.warden_client import WardenClient
@@ -48,7 +54,7 @@ class RankRunner:
         self._workdir = workdir
         self._clock = clock
         self._devices = DeviceMemory(clock)
-        self._rounds: asyncio.Queue[StartRanks | StopRound] = asyncio.Queue()
+        self._rounds: asyncio.Queue[StartRanks | StopRound | EndParked] = asyncio.Queue()
         self._need_not_wait = asyncio.Event()
         """The cause is known, or no script is left that might end by itself."""
         self._signals: asyncio.Queue[SignalRanks] = asyncio.Queue()
@@ -66,7 +72,7 @@ class RankRunner:
             case StopRound():
                 self._need_not_wait.clear()
                 self._rounds.put_nowait(act)
-            case StartRanks():
+            case StartRanks() | EndParked():
                 self._rounds.put_nowait(act)
 
     async def events(self) -> AsyncIterator[WardenEvent]:
@@ -81,8 +87,8 @@ class RankRunner:
                     yield event
             await self._clock.sleep(_AGAIN_AFTER_S)
 
-    async def next_round(self) -> StartRanks | StopRound:
-        """The next order to start ranks, or to stop them."""
+    async def next_round(self) -> StartRanks | StopRound | EndParked:
+        """The next order to start ranks, to stop them, or to end those that are parked."""
         return await self._rounds.get()
 
     async def signal_for_ever(self) -> None:
@@ -144,10 +150,10 @@ class RankRunner:
         Returns the outcome, with the time of the wait before in it, and the accelerator memory that
         the ranks still seem to hold.
         """
-        pids = self.warden.watch.pids()
         warden, outcome = self.warden, _NOTHING
+        pids = warden.watch.pids()
         try:
-            outcome = await warden.stop(stop.grace_s, is_done=stop.is_done)
+            outcome = await warden.stop(stop.grace_s, is_done=stop.is_done, keeps=stop.keeps)
             # A rank that ended before it was stopped may be the cause: its event is handled first.
             async with asyncio.timeout(_HEARD_WITHIN_S):
                 await warden.events.join()
@@ -160,4 +166,14 @@ class RankRunner:
         except TimeoutError:
             log.warning("events_left count=%d", warden.events.qsize())
         outcome = replace(outcome, stop_s=outcome.stop_s + waited_s)
-        return outcome, await self._devices.wait_until_free(pids, _DEVICES_WITHIN_S)
+        held = await self._devices.wait_until_free(
+            [pid for rank, pid in pids.items() if rank not in outcome.kept],
+            _DEVICES_WITHIN_S,
+            has_kept=bool(outcome.kept),
+        )
+        return outcome, held
+
+    async def end_parked(self, act: EndParked) -> None:
+        """End the ranks that were parked for a round that does not come."""
+        with suppress(WardenLostError):  # nothing outlives its warden
+            await self.warden.stop(act.grace_s)

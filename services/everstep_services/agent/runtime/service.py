@@ -264,17 +264,18 @@ class AgentService:
             kind = type(order).__name__
             log.info("order type=%s round=%d reason=%s", kind, order.round, order.reason)
             with unharmed(f"order {kind}"):
-                if isinstance(order, StopRanks) and order.cause == "check_failed":
-                    self._take_accusation(order)
+                is_accused = isinstance(order, StopRanks) and self._is_accused(order)
+                if isinstance(order, StopRanks) and is_accused:
+                    self._probes.round_ended(order.check)
                 if isinstance(order, SaveCheckpoint):
                     self._do(self._agent.asked_to_save(order, self._clock.now()))
                 else:
-                    self._do(self._agent.ordered(order))
+                    self._do(self._agent.ordered(order, is_accused=is_accused))
 
-    def _take_accusation(self, order: StopRanks) -> None:
+    def _is_accused(self, order: StopRanks) -> bool:
         """A node is unfit only for a failure that was compared; older releases name no check."""
-        if not order.check or self._plan.node in order.accused:
-            self._probes.round_ended(order.check)
+        is_named = not order.check or self._plan.node in order.accused
+        return order.cause == "check_failed" and is_named
 
     def joined(self, reply: Joined) -> None:
         self._was_answered = True
@@ -377,6 +378,7 @@ class AgentService:
                     | actions.StopRound()
                     | actions.StopWithoutWait()
                     | actions.SignalRanks()
+                    | actions.EndParked()
                 ):
                     self._change_ranks(act)
                 case actions.ShowLine():

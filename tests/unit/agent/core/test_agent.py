@@ -59,7 +59,7 @@ def test_a_stop_order_stops_and_the_agent_joins_again() -> None:
     agent = running()
     said, stopping = agent.ordered(stop())
     assert said == ShowLine("round 1 is over: because")
-    assert stopping == StopRound(1, 2.0, 0.0, "i1")
+    assert stopping == StopRound(1, 2.0, 0.0, "i1", keeps=(0, 1))
     assert agent.ordered(stop()) == []
     assert agent.rank_gone(0, KILLED) == []
     assert agent.stopped(1) == [AskToJoin()]

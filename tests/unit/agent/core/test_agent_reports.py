@@ -94,7 +94,9 @@ def test_an_exception_is_told_before_its_process_is_gone_and_once() -> None:
 
 def test_while_only_consequences_are_known_ranks_may_end_by_themselves_first() -> None:
     agent = running()
-    assert agent.ordered(stop(cause_within_s=0.3)) == [StopRound(1, 2.0, 0.0, "i1", 0.3)]
+    assert agent.ordered(stop(cause_within_s=0.3)) == [
+        StopRound(1, 2.0, 0.0, "i1", 0.3, keeps=(0, 1))
+    ]
     assert told(agent.rank_fell(1, KILLED)) == ["rank_exited"]
     assert agent.ordered(stop(cause_within_s=0.3)) == []
     assert agent.ordered(stop()) == [ShowLine("round 1 is over: because"), StopWithoutWait()]
@@ -106,7 +108,9 @@ def test_ranks_that_may_show_the_cause_are_started_though_their_round_is_over() 
     agent = Agent(AgentSettings())
     agent.ordered(start())
     assert agent.wants(start())
-    assert agent.ordered(stop(cause_within_s=3.0)) == [StopRound(1, 2.0, 0.0, "i1", 3.0)]
+    assert agent.ordered(stop(cause_within_s=3.0)) == [
+        StopRound(1, 2.0, 0.0, "i1", 3.0, keeps=(0, 1))
+    ]
     assert agent.wants(start())
     assert not agent.wants(start(2))
     assert agent.rank_runs(0) == []
@@ -126,7 +130,7 @@ def test_the_console_waits_for_the_cause_while_only_consequences_are_known() -> 
     """A4.5: who reads one line must not look at the wrong rank."""
     agent = running()
     victim, cause = stop(cause_within_s=0.3, reason="rank 0"), stop(reason="rank 1")
-    assert agent.ordered(victim) == [StopRound(1, 2.0, 0.0, "i1", 0.3)]
+    assert agent.ordered(victim) == [StopRound(1, 2.0, 0.0, "i1", 0.3, keeps=(0, 1))]
     assert agent.ordered(cause) == [ShowLine("round 1 is over: rank 1"), StopWithoutWait()]
     assert agent.stopped(1) == [AskToJoin()]
 

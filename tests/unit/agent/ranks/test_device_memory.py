@@ -77,6 +77,24 @@ async def test_in_a_container_the_ranks_are_those_that_came_after_the_others(
     assert next(cards, None) is None
 
 
+async def test_memory_of_ranks_that_are_kept_is_theirs(tmp_path: Path) -> None:
+    """In a container a kept rank looks like a stranger: the agent does not wait for it."""
+    alone, both = ((900, 5),), ((900, 5), (4001, 80))
+    looks = iter([alone, both, both, both, alone, alone])
+    clock = NotedClock(0.0)
+    memory = DeviceMemory(
+        clock,
+        driver=tmp_path,
+        library=lambda: FakeNvml((Card("GPU-1", processes=next(looks)),)),
+        has_own_pids=True,
+    )
+    await memory.note_others()
+    assert (await memory.wait_until_free([7], 60.0, has_kept=True)).octets == 0
+    assert clock.waits == []
+    await memory.wait_until_free([7], 60.0)
+    assert len(clock.waits) == 1, "until 4001 is gone, which is stopped now"
+
+
 async def test_on_the_host_nobody_else_is_waited_for(tmp_path: Path) -> None:
     cards = (Card("GPU-1", processes=((4001, 80),)),)
     memory = DeviceMemory(

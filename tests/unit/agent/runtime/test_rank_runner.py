@@ -1,7 +1,7 @@
 """The agent's work with its warden: what it hears before it says that a round was stopped."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, Literal, cast
@@ -10,9 +10,16 @@ import pytest
 
 from everstep.clock import SystemClock
 from everstep.messages import StartRanks
-from everstep_services.agent.core.actions import Action, SendReport, StopRound, StopWithoutWait
+from everstep_services.agent.core.actions import (
+    Action,
+    EndParked,
+    SendReport,
+    StopRound,
+    StopWithoutWait,
+)
 from everstep_services.agent.core.agent import Agent
 from everstep_services.agent.core.exit import WARDEN_ENDED
+from everstep_services.agent.ranks.device_memory import HeldMemory
 from everstep_services.agent.ranks.protocol import (
     RankGone,
     WardenEvent,
@@ -36,14 +43,15 @@ class Kept:
         self.watch = self
         self.are_at_work = False
 
-    def pids(self) -> tuple[int, ...]:
-        return ()
+    def pids(self) -> dict[int, int]:
+        return {}
 
     async def start(self, _batch: object) -> None:
         self.are_at_work = True
 
-    async def stop(self, _grace_s: float, *, is_done: bool) -> AllStopped:
+    async def stop(self, _grace_s: float, *, is_done: bool, keeps: tuple[int, ...]) -> AllStopped:
         assert not is_done
+        assert not keeps
         self.events.put_nowait(GONE)
         return AllStopped(ranks=(1,), killed=(), swept=0, left=(), stop_s=0.1)
 
@@ -67,7 +75,7 @@ class Killed(Kept):
         super().__init__()
         self.lost = Loss()
 
-    async def stop(self, _grace_s: float, *, is_done: bool) -> AllStopped:
+    async def stop(self, _grace_s: float, *, is_done: bool, keeps: tuple[int, ...]) -> AllStopped:
         raise WardenLostError("broken pipe")
 
 
@@ -207,6 +215,49 @@ async def test_they_are_stopped_when_their_time_is_over() -> None:
     async with stopped_within(0.01) as stopping:
         await stopping.over.wait()
     assert stopping.happened == ["RankGone", "stopped"]
+
+
+class Parked(Kept):
+    """A warden that parks rank 0, and has noted how it was asked to stop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[float, tuple[int, ...]]] = []
+        self.were_ended = asyncio.Event()
+
+    def pids(self) -> dict[int, int]:
+        return {0: 70, 1: 71}
+
+    async def stop(
+        self, grace_s: float, *, is_done: bool = False, keeps: tuple[int, ...] = ()
+    ) -> AllStopped:
+        assert not is_done
+        self.asked.append((grace_s, keeps))
+        if not keeps:
+            self.were_ended.set()
+        return AllStopped(ranks=(1,), killed=(), swept=0, left=(), stop_s=0.1, kept=keeps)
+
+
+class Devices:
+    async def wait_until_free(
+        self, pids: Collection[int], within_s: float, *, has_kept: bool
+    ) -> HeldMemory:
+        assert within_s > 0
+        self.waited_for = (pids, has_kept)
+        return HeldMemory()
+
+
+async def test_a_parked_rank_keeps_its_memory_until_it_is_ended() -> None:
+    parked, devices = Parked(), Devices()
+    stopping = Stopping(parked)
+    stopping.work._devices = cast("Any", devices)
+    async with stopping.running():
+        stopping.work.do(StopRound(1, 3.0, 0.0, None, keeps=(0,)))
+        await stopping.over.wait()
+        assert devices.waited_for == ([71], True)
+        stopping.work.do(EndParked(5.0))
+        await parked.were_ended.wait()
+    assert parked.asked == [(3.0, (0,)), (5.0, ())]
 
 
 class Ends:
