@@ -26,7 +26,11 @@ from everstep_services.attribution.log_analysis.files import take_stream
 from everstep_services.attribution.log_analysis.origins import Origin
 from everstep_services.attribution.log_analysis.report import Failure, LogReport
 from everstep_services.attribution.log_analysis.rules import shipped
-from everstep_services.attribution.log_analysis.tracebacks import Traceback, links_exceptions
+from everstep_services.attribution.log_analysis.tracebacks import (
+    Traceback,
+    TracebackLine,
+    links_exceptions,
+)
 from everstep_services.attribution.stack_analysis.files import read_content
 from everstep_services.attribution.stack_analysis.rules import shipped as stack_rules
 from everstep_services.attribution.stack_analysis.stacks import RankStacks
@@ -164,11 +168,12 @@ def _of_parts(
 
 def _raised_within(lines: Sequence[str]) -> int:
     """The number of lines of the traceback that begins near the first line; 0 without its end."""
-    traceback, end = None, 0
+    traceback: Traceback[None] | None = None
+    end = 0
     for number, line in enumerate(lines):
         if Traceback.begins(line):
             traceback = Traceback()
-        elif traceback is not None and traceback.add(line) is not None:
+        elif traceback is not None and traceback.take(TracebackLine.of(line), None):
             traceback, end = None, number + 1
         elif end and line.strip() and not links_exceptions(line):
             break

@@ -4,8 +4,10 @@ rules.toml       what each kind of line means, with its source
 rules.py         the rules, and the kind of a line
 files.py         files that people name, read into an analysis
 chunks.py        files in pieces, and the few lines in them that can mean anything
-line_keys.py     what lines have in common that differ in numbers only
-repeats.py       blocks of lines that a log repeats: they are counted, and not read again
+parsed_line.py   what one line means by itself
+line_templates.py
+                 what lines mean that differ in numbers only
+file_lines.py    what is known of the lines of a file, and of its tracebacks
 word_filter.py   which lines have one of many words, all lines at once
 origins.py       whose line it is: rank, node
 clocks.py        when it was written, and which of two was certainly earlier

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from everstep_services.attribution.log_analysis.attempts import Attempt, Sighting, aligned
+from everstep_services.attribution.log_analysis.attempts import Attempt, aligned
 from everstep_services.attribution.log_analysis.judgement import Judgement, Timing, with_end
 from everstep_services.attribution.log_analysis.line_analysis import LineAnalysis
 from everstep_services.attribution.log_analysis.pending_work import PendingWork, mismatch
@@ -32,7 +32,7 @@ class LogAnalysis(LineAnalysis):
             clocks.offsets(), clocks.latest, self._progress.survived, self._caught.places
         )
         report = self._judged(base, numbers[ordered[0]], timing) if ordered else base
-        report = with_end(report, self.tails, self._year)
+        report = with_end(report, self.tails, int(self._year))
         earlier = Timing(clocks.offsets(), None, {})
         before = [self._judged(base, numbers[number], earlier) for number in ordered[1:]]
         return report.without(self.unread).after(
@@ -43,13 +43,6 @@ class LogAnalysis(LineAnalysis):
             ]
         )
 
-    def _read_again(self, sighting: Sighting) -> Failure:
-        """The failure with its numbers, where its lines were passed over."""
-        failure, there = sighting
-        if there is None:
-            return failure
-        return LineAnalysis(self._rules).failure_in(self._origins[failure.file], there)
-
     def _judged(self, base: LogReport, attempts: Sequence[Attempt], timing: Timing) -> LogReport:
         """The verdict on one attempt, by its parts in all files."""
         failures: dict[tuple[object, ...], Failure] = {}
@@ -57,7 +50,7 @@ class LogAnalysis(LineAnalysis):
         accused: Counter[int] = Counter()
         enqueued: dict[int, int] = {}
         works: dict[tuple[str, int], PendingWork] = {}
-        for attempt in (attempt.settled for attempt in attempts):
+        for attempt in attempts:
             accused += attempt.accused
             works |= attempt.works
             for rank, sequence in attempt.enqueued.items():
@@ -65,11 +58,10 @@ class LogAnalysis(LineAnalysis):
             for kept in attempt.kept.values():
                 cascades.update(kept.cascades)
                 for name, sighting in kept.first().items():
-                    first, last = self._read_again(sighting), kept.last(name)
-                    again = last and timing.is_outlived(first)
-                    failure = self._ids.with_rank(
-                        self._read_again(last) if last and again else first
-                    )
+                    failure, last = self.failure_of(sighting), kept.last(name)
+                    if last and timing.is_outlived(failure):
+                        failure = self.failure_of(last)
+                    failure = self._ids.with_rank(failure)
                     of_file = failure.file if failure.rank is None else None
                     key = (name, failure.rank, of_file, failure.member, failure.node)
                     failures.setdefault(key, failure)

@@ -12,18 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 from everstep_services.attribution.log_analysis import clocks
 from everstep_services.attribution.log_analysis.chunks import text_of
-from everstep_services.attribution.log_analysis.origins import Origin, of_line
+from everstep_services.attribution.log_analysis.origins import ANY_FILE, Origin, of_line
 from everstep_services.attribution.log_analysis.pending_work import PendingWork, work_of
-from everstep_services.attribution.log_analysis.report import Failure
 
-if TYPE_CHECKING:
-    from everstep_services.attribution.log_analysis.repeats import BlockEffect, RepeatedBlock
-
+Role = Literal["root", "weak", "cascade", "hint"]
+"""A hint is a cause only where nothing else is known, and never a sure one."""
 START_WORDS = (
     "will restart worker group", "starting worker group", "setting omp_num_threads environment",
     "starting elastic_operator", "world info dict", "initializing distributed: global_rank",
@@ -35,10 +32,9 @@ MOST_ATTEMPTS = 8
 """As many of the last attempts of a file are kept."""
 MOST_ORIGINS = 20_000
 _MOST_FAILURES = 8
-_MOST_RUNS = 64
+_MOST_SEEN = 512
 _STEPS_ON = 3
 _MOST_WATCHED = 4096
-_START = re.compile("|".join(map(re.escape, START_WORDS)), re.IGNORECASE)
 _NUMBERED = re.compile(r"(?:^|/)(?:round|attempt|cycle|restart)[-_](\d{1,6})(?=/|\.|$)")
 _EPOCH = re.compile(r"(?i)\bepoch\W{0,12}(\d{1,9})\b")
 _PART = re.compile(r"\b(\d{1,12})/\s{0,12}\d")
@@ -51,24 +47,51 @@ Position: TypeAlias = tuple[int, int]
 """An epoch and a step, −1 where a line counts none."""
 
 
-class RepeatedLines(NamedTuple):
-    """Lines that were passed over, because they mean what earlier ones mean."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class FailureKind:
+    """What all lines have in common that report a failure again."""
 
-    numbers: Sequence[int]
-    lines: Sequence[bytes]
-    year: int
-    """The year that was known there."""
-    origins: Mapping[Origin, int | None] = MappingProxyType({})
-    """The rank that a summary had named before, of origins for which that matters."""
+    key: OriginKey
+    origin: Origin
+    rule: str
+    failure_class: str
+    severity: int
+    role: Role
+    name: str
+    """Its fingerprint."""
+    peer: int | None = None
+    """The rank that it accuses."""
+    is_raised: bool = False
+    """Whether it is the exception of a traceback."""
+    is_uncaught: bool = False
+    work: tuple[str, int] | None = None
+    """The group and the rank that timed out in a collective."""
+    is_failure: bool = field(init=False)
+    """Whether it is more than a hint."""
+    is_end: bool = field(init=False)
+    """Whether it is more than a hint and than a consequence."""
 
-    def of(self, effect: "BlockEffect") -> "RepeatedLines":
-        """The lines that tell of an effect."""
-        place = slice(effect.begin, effect.after + 1)
-        return RepeatedLines(self.numbers[place], self.lines[place], self.year, effect.origins)
+    process: tuple[Origin, str] = field(init=False)
+    """The rank or task whose exception it is, and its name."""
+    raised_by: tuple[Origin, str] = field(init=False)
+    attempt: "Attempt | None" = None
+    """The attempt in which it was seen, where what is kept lacks it yet."""
+    seen_steps: int = -1
+    """How many steps had been seen when it last ended a process."""
+    kept: "OriginFailures" = field(init=False)
+    times: int = 0
+    last: "Place" = (0, b"", 0, ())
+
+    def __post_init__(self) -> None:
+        self.is_failure = self.role != "hint"
+        self.is_end = self.is_failure and self.role != "cascade"
+        self.process = (whose(self.origin), self.name)
+        self.raised_by = (self.origin, self.name)
 
 
-Sighting: TypeAlias = tuple[Failure, RepeatedLines | None]
-"""A failure, and other lines that report it, if any."""
+Place: TypeAlias = tuple[int, bytes, int | bytes, Sequence[bytes]]
+"""The number and the content of a line, the year that was known there, and lines of frames."""
+Sighting: TypeAlias = tuple[FailureKind, Place]
 
 
 class OriginFailures:
@@ -79,28 +102,30 @@ class OriginFailures:
         self._last: dict[str, Sighting] = {}
         self._less = 0
         """Those that make room for a root."""
-        self.repeats: Counter[str] = Counter()
+        self._lacks_some = False
+        self.may_lack = False
+        """Whether a failure that came before may be kept now: there was no room for it."""
         self.cascades: Counter[str] = Counter()
 
-    def add(self, failure: Failure, there: RepeatedLines | None = None, times: int = 1) -> None:
-        """Take a failure; `there` report it where the failure is that of earlier lines."""
-        name = failure.fingerprint
+    def add(self, kind: FailureKind, place: Place) -> None:
+        """Take a failure."""
+        name = kind.name
         if name in self._first:
-            if name not in self._last or _line(self._last[name]) < _line((failure, there)):
-                self._last[name] = failure, there
-        elif len(self._first) < _MOST_FAILURES or (failure.role == "root" and self._make_room()):
-            self._first[name] = failure, there
-            self._less += failure.role != "root"
-        if failure.role == "cascade":
-            self.cascades[failure.failure_class] += times
-        self.repeats[name] += times
-        if len(self.repeats) > 4 * _MOST_FAILURES:
-            self.repeats = Counter(dict(self.repeats.most_common(2 * _MOST_FAILURES)))
+            last = self._last.get(name)
+            if last is None or last[1][0] < place[0]:
+                self._last[name] = kind, place
+            return
+        if len(self._first) < _MOST_FAILURES or (kind.role == "root" and self._make_room()):
+            self._first[name] = kind, place
+            self._less += kind.role != "root"
+        else:
+            self._lacks_some = True
+        self._see_room()
 
     @property
     def rules(self) -> list[str]:
         """The rules of the failures that are kept."""
-        return [failure.rule for failure, *_ in self._first.values()]
+        return [kind.rule for kind, _ in self._first.values()]
 
     def first(self) -> dict[str, Sighting]:
         """The first failure of each name."""
@@ -110,22 +135,37 @@ class OriginFailures:
         """The last failure of this name, if it came again."""
         return self._last.get(name)
 
-    def forget(self, failure: Failure) -> None:
-        """Drop a failure that was handled: its rank raised another one instead."""
-        name = failure.fingerprint
-        if self.repeats[name] == 1:
-            if name in self._first:
-                self._less -= self._first.pop(name)[0].role != "root"
-            del self.repeats[name]
+    def see_again(self, kind: FailureKind, place: Place) -> None:
+        """Take a failure that came before, if it is not kept."""
+        if kind.name not in self._first:
+            self.add(kind, place)
+
+    def forget(self, kind: FailureKind) -> None:
+        """Drop a failure that was handled, if it came once: its rank raised another one instead."""
+        if kind.name not in self._first or kind.name in self._last:
+            return
+        first, _ = self._first[kind.name]
+        if first.kept is self:
+            if first.times > 1:
+                return
+            first.attempt = None
+        del self._first[kind.name]
+        self._less -= first.role != "root"
+        self._see_room()
 
     def _make_room(self) -> bool:
         if not self._less:
             return False
-        name = next(name for name, (kept, *_) in self._first.items() if kept.role != "root")
+        name = next(name for name, (kept, _) in self._first.items() if kept.role != "root")
         del self._first[name]
         self._last.pop(name, None)
         self._less -= 1
+        self._lacks_some = True
         return True
+
+    def _see_room(self) -> None:
+        has_room = len(self._first) < _MOST_FAILURES or self._less > 0
+        self.may_lack = self._lacks_some and has_room
 
 
 class Caught:
@@ -137,11 +177,12 @@ class Caught:
         self._lines: dict[tuple[Origin, str], tuple[int, int]] = {}
         """The lines of the first and the last traceback of each name, in the file being read."""
 
-    def add(self, origin: Origin, name: str, line: int, last: int = 0) -> None:
-        """Take a traceback, or the first and the last of several."""
-        first, _ = self._lines.get((origin, name), (line, line))
+    def add(self, kind: FailureKind) -> None:
+        """Take a traceback."""
+        line = kind.last[0]
+        first, _ = self._lines.get(kind.raised_by, (line, line))
         if len(self._lines) < _MOST_WATCHED:
-            self._lines[origin, name] = (first, last or line)
+            self._lines[kind.raised_by] = (first, line)
 
     def end_file(self, file: int, steps: Mapping[Origin, Sequence[tuple[int, int]]]) -> None:
         """Compare the tracebacks of a file with the lines and numbers of its steps."""
@@ -168,73 +209,71 @@ class Attempt:
     """What the lines of one attempt in one file report."""
 
     origins: KeptOrigins = field(default_factory=KeptOrigins)
+    caught: Caught = field(default_factory=Caught)
     kept: dict[OriginKey, OriginFailures] = field(default_factory=dict)
-    repeats: dict["RepeatedBlock", tuple[int, RepeatedLines, RepeatedLines]] = field(
-        default_factory=dict
-    )
-    """The runs that `kept` lacks: how often they came, the first and the last time."""
     accused: Counter[int] = field(default_factory=Counter)
     enqueued: dict[int, int] = field(default_factory=dict)
     """The last collective that each rank has entered."""
     works: dict[tuple[str, int], PendingWork] = field(default_factory=dict)
     """The collective of each group that a rank was in when it timed out first."""
+    _seen: list[FailureKind] = field(default_factory=list)
+    """Of these, only the first time is in the others, and in what is kept."""
 
-    def add(
-        self, effect: "BlockEffect", there: RepeatedLines | None = None, times: int = 1
-    ) -> OriginFailures:
-        """Take a failure that its own line reports, or as many equal lines in a repeated block."""
-        if effect.peer is not None:
-            self.accused[effect.peer] += times
-        seen = None if there is None else there.of(effect)
-        if effect.work is not None and len(self.works) < MOST_ORIGINS:
-            key, work = effect.work
-            if key not in self.works:
-                self.works[key] = work if seen is None else _work_again(seen, work)
-        kept = self.kept.get(effect.key)
+    def see_first(self, kind: FailureKind, place: Place) -> None:
+        """Take a failure that was not seen before, or is not remembered."""
+        if len(self._seen) >= _MOST_SEEN:
+            self.settle()
+        self._seen.append(kind)
+        kind.attempt, kind.times, kind.last = self, 1, place
+        if kind.work and kind.work not in self.works and len(self.works) < MOST_ORIGINS:
+            self.works[kind.work] = _work_in(place[1])
+        kept = self.kept.get(kind.key)
         if kept is None:
-            kept = self.kept.setdefault(self.origins.key(effect.key), OriginFailures())
-        kept.add(effect.failure, seen, times)
-        return kept
+            kept = self.kept.setdefault(self.origins.key(kind.key), OriginFailures())
+        kind.kept = kept
+        self._count(kind, 1)
 
-    def put_off(self, run: "RepeatedBlock", there: RepeatedLines) -> None:
-        """Take a run, but do nothing yet about what it reports."""
-        before = self.repeats.get(run)
-        if before is None and len(self.repeats) >= _MOST_RUNS:
-            before = self.settled.repeats.get(run)
-        self.repeats[run] = (before[0] + 1, before[1], there) if before else (1, there, there)
+    def settle(self) -> None:
+        """Count what was seen again."""
+        for kind in self._seen:
+            if kind.attempt is self and kind.times > 1:
+                self._count(kind, kind.times - 1)
+            kind.attempt = None
+        self._seen.clear()
 
-    @property
-    def settled(self) -> "Attempt":
-        """The attempt with all that its repeated runs report."""
-        if not self.repeats:
-            return self
-        runs, self.repeats = self.repeats, {}
-        for run, (times, first, last) in runs.items():
-            for there, number in ((first, 1), (last, times - 1)):
-                for effect in run.effects if number else ():
-                    self.add(effect, there, number)
-        return self
-
-    def forget(self, key: OriginKey, failure: Failure) -> None:
-        """Drop a failure that was handled."""
-        kept = self.kept.get(key) or self.kept.get(_OF_OTHERS)
-        if kept is not None:
-            kept.forget(failure)
+    def _count(self, kind: FailureKind, times: int) -> None:
+        kind.kept.add(kind, kind.last)
+        if kind.role == "cascade":
+            kind.kept.cascades[kind.failure_class] += times
+        if kind.peer is not None:
+            self.accused[kind.peer] += times
+        if kind.is_raised:
+            self.caught.add(kind)
 
 
 class FileAttempts:
     """The attempts in one file, and what shows that another one has begun."""
 
-    def __init__(self, path: Path | None = None, origins: KeptOrigins | None = None) -> None:
+    def __init__(
+        self,
+        path: Path | None = None,
+        origins: KeptOrigins | None = None,
+        caught: Caught | None = None,
+        steps: Callable[[int], Mapping[Origin, Position]] = lambda _: {},
+    ) -> None:
         number = _NUMBERED.findall(path.as_posix()) if path is not None else []
         self.number = int(number[-1]) if number else None
         """The number of the file's attempt, where its name tells it."""
-        self._origins = origins or KeptOrigins()
-        self.attempts: list[Attempt] = [Attempt(self._origins)]
+        self._origins, self._caught = origins or KeptOrigins(), caught or Caught()
+        self._steps = steps
+        """The last steps before a line of the chunk."""
+        self.attempts: list[Attempt] = [Attempt(self._origins, self._caught)]
         """The last ones."""
         self.begun = 1
         self._has_failed = False
         self._has_ended = False
+        self.wants_steps = False
+        """Whether the next lines about progress are needed."""
         self._before: dict[Origin, Position] = {}
         """The last step of each origin before the failure."""
         self._fallen: dict[Origin, Position] = {}
@@ -246,58 +285,43 @@ class FileAttempts:
         self.current = self.attempts[-1]
         """The attempt that the lines belong to."""
 
-    @property
-    def wants_steps(self) -> bool:
-        """Whether the next lines about progress are needed."""
-        return self._has_failed and self._watched < _MOST_WATCHED
+    def see(self, kind: FailureKind, place: Place, at: int) -> None:
+        """Take a failure; `at` is the index of its line in its chunk."""
+        if kind.attempt is self.current:
+            kind.times += 1
+            kind.last = place
+            if kind.kept.may_lack:
+                kind.kept.see_again(kind, place)
+        else:
+            self.current.see_first(kind, place)
+        if kind.is_failure:
+            self._has_ended |= kind.is_end
+            if not self._has_failed:
+                self._has_failed = self.wants_steps = True
+                self._before, self._fallen, self._further = {**self._steps(at)}, {}, Counter()
+                self._watched = 0
 
-    def see(
-        self,
-        failure: Failure,
-        steps: Callable[[], Mapping[Origin, Position]],
-    ) -> None:
-        """Take a failure; `steps` returns the positions before it."""
-        if failure.role != "hint":
-            self._fail(steps, is_end=failure.role != "cascade")
-
-    def see_run(self, run: "RepeatedBlock", steps: Callable[[], Mapping[Origin, Position]]) -> bool:
-        """Take a run of repeated blocks; False if another attempt may begin in it."""
-        if len(self._uncaught) + len(run.uncaught) > _MOST_WATCHED:
-            return False
-        if any(
-            self._uncaught.get(who, self._seen_steps) < self._seen_steps for who in run.uncaught
-        ):
-            return False
-        self._uncaught.update(dict.fromkeys(run.uncaught, self._seen_steps))
-        self._fail(steps, is_end=run.is_end)
-        return True
-
-    def _fail(self, steps: Callable[[], Mapping[Origin, Position]], *, is_end: bool) -> None:
-        self._has_ended |= is_end
-        if not self._has_failed:
-            self._has_failed, self._watched = True, 0
-            self._before, self._fallen, self._further = {**steps()}, {}, Counter()
-
-    def see_uncaught(self, origin: Origin, name: str) -> None:
+    def see_uncaught(self, kind: FailureKind) -> None:
         """Take an exception that ended a process: if it comes again, another process raised it."""
-        before = self._uncaught.get((origin, name))
+        if kind.attempt is self.current and kind.seen_steps == self._seen_steps:
+            return
+        before = self._uncaught.get(kind.process)
         if before is not None and before < self._seen_steps:
             self._begin()
-        self._uncaught[origin, name] = self._seen_steps
         if len(self._uncaught) > _MOST_WATCHED:
             self._uncaught.clear()
+            self.current.settle()
+        self._uncaught[kind.process] = kind.seen_steps = self._seen_steps
 
-    def see_start(self, text: str) -> bool:
-        """Whether the line reports a start; after a failure it is that of the next attempt."""
-        if not _START.search(text):
-            return False
+    def see_start(self) -> None:
+        """Take a line that reports a start; after a failure it is that of the next attempt."""
         if self._has_ended:
             self._begin()
-        return True
 
     def see_step(self, origin: Origin, position: Position | None) -> None:
         """Take a line about progress after a failure."""
         self._watched += 1
+        self.wants_steps = self._watched < _MOST_WATCHED
         if position is None:
             return
         self._seen_steps += 1
@@ -312,27 +336,23 @@ class FileAttempts:
         else:
             self._further[origin] += 1
             if self._further[origin] >= _STEPS_ON:
-                self._has_failed = self._has_ended = False
+                self._has_failed = self._has_ended = self.wants_steps = False
 
     def _begin(self) -> None:
         self.begun += 1
-        self.current = Attempt(self._origins)
+        self.current.settle()
+        self.current = Attempt(self._origins, self._caught)
         if len(self.attempts) == MOST_ATTEMPTS:
             self._origins.count -= len(self.attempts.pop(0).kept)
         self.attempts.append(self.current)
-        self._has_failed = self._has_ended = False
+        self._has_failed = self._has_ended = self.wants_steps = False
         self._uncaught.clear()
 
 
-def _line(sighting: Sighting) -> int:
-    failure, there = sighting
-    return failure.line if there is None else there.numbers[-1]
-
-
-def _work_again(there: RepeatedLines, work: PendingWork) -> PendingWork:
-    """The collective that the last line names, which has other numbers."""
-    again = work_of(text_of(there.lines[-1]))
-    return again[1] if again else work
+def _work_in(content: bytes) -> PendingWork:
+    work = work_of(of_line(text_of(content), ANY_FILE)[1])
+    assert work is not None
+    return work[1]
 
 
 def position_of(text: str) -> Position | None:

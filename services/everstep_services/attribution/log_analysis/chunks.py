@@ -9,13 +9,12 @@ import re
 import sys
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from functools import cached_property, lru_cache
 from itertools import accumulate, islice
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 if TYPE_CHECKING:
-    from everstep_services.attribution.log_analysis.repeats import Key
     from everstep_services.attribution.log_analysis.word_filter import WordFilter
 
 CHUNK_BYTES = 1 << 20
@@ -24,6 +23,8 @@ _MOST_SHAPES = 20_000
 _LONGEST_SHAPE = 1024
 _LEAST_FILTERED = 256 << 10
 """From this many bytes without a known shape on, starting the filter pays off."""
+_LEAST_COMPILED = 8 << 10
+"""In a shorter text, each word is looked for faster than a pattern of all is compiled."""
 LONGEST_LINE = 4096
 """Of a longer line only what stands around words of the rules is looked at."""
 _BEFORE_WORD = 512
@@ -35,7 +36,6 @@ _COUNTED = re.compile(rb"(?i)(?:iter(?:ation)?|step|epoch|loss)\W{0,12}\d")
 _LOOKED_AT = 400
 _MOST_LOOKS = 512
 _MOST_SEARCHED = 512
-_LEAST_LOUD = 8
 _MOST_BEFORE = 64
 """Lines about progress before a failure, and the lines in which they are looked for."""
 _ESCAPES = re.compile(
@@ -56,19 +56,6 @@ Shape: TypeAlias = bytes | int
 """A line without what changes from one to the next; of a long line its hash."""
 
 
-class Line(NamedTuple):
-    """One line of a file that has a word of the rules, or that somebody wanted to see.
-
-    `content` is a part of it where the line is very long.
-    """
-
-    number: int
-    content: bytes
-    shape: Shape
-    is_progress: bool = False
-    """Whether it counts steps, and has no word of the rules."""
-
-
 def text_of(content: bytes) -> str:
     """A line as it is read."""
     text = content.decode("utf-8", "replace").rstrip("\r")
@@ -80,22 +67,42 @@ def shape_of(content: bytes) -> bytes:
     return content.translate(None, _DROPPED)
 
 
+class _Words:
+    """The words of rules, as they are looked for."""
+
+    def __init__(self, words: Collection[str]) -> None:
+        self.spelled = sorted({word.lower().encode() for word in words})
+        self.shaped = {shape_of(word) for word in self.spelled}
+
+    @cached_property
+    def pattern(self) -> re.Pattern[bytes]:
+        """A pattern for any of them in shapes."""
+        return re.compile(_one_of(self.shaped))
+
+    @cached_property
+    def filter(self) -> "WordFilter":
+        """What finds them in long texts. Raises ImportError without numpy."""
+        from everstep_services.attribution.log_analysis.word_filter import WordFilter
+
+        return WordFilter([*self.shaped, *_PROGRESS])
+
+
+_words = lru_cache(maxsize=2)(_Words)
+
+
 class Shapes:
     """Which shapes of lines are quiet, for all files together."""
 
     def __init__(self, words: Collection[str], least_filtered: int = _LEAST_FILTERED) -> None:
-        self._spelled = sorted({word.lower().encode() for word in words})
-        self._shaped = {shape_of(word) for word in self._spelled}
-        self._word = re.compile(_one_of(self._shaped))
+        self._words = _words(frozenset(words))
         self._least_filtered = least_filtered
-        self._filter: WordFilter | None = None
         self.quiet: set[Shape] = set()
         self._loud: set[Shape] = set()
         self.progress: set[Shape] = set()
 
-    def learn(self, shapes: Collection[Shape], long: Mapping[int, bytes] | None = None) -> None:
+    def learn(self, shapes: Set[Shape], long: Mapping[int, bytes] | None = None) -> None:
         """Look for words in each shape not seen before; `long` has the texts of hashes."""
-        fresh = set(shapes) - self.quiet - self._loud
+        fresh = shapes - self.quiet - self._loud
         if not fresh:
             return
         if len(self.quiet) + len(self._loud) + len(fresh) > _MOST_SHAPES:
@@ -122,21 +129,27 @@ class Shapes:
 
     def _finder(self, size: int) -> Callable[[bytes], Iterable[tuple[int, bytes]]]:
         """What finds words in a text of this size fastest: without numpy the regular expression."""
-        if self._filter is None and size >= self._least_filtered:
+        if size >= self._least_filtered:
             try:
-                from everstep_services.attribution.log_analysis.word_filter import WordFilter
+                return self._words.filter.words_of_lines
             except ImportError:
                 self._least_filtered = sys.maxsize
-            else:
-                self._filter = WordFilter([*self._shaped, *_PROGRESS])
-        return self._searched if self._filter is None else self._filter.words_of_lines
+        return self._searched if size >= _LEAST_COMPILED else self._looked_for
 
     def _searched(self, text: bytes) -> Iterator[tuple[int, bytes]]:
         ends = list(accumulate(len(line) + 1 for line in text.split(b"\n")))
-        for match in self._word.finditer(text):
-            yield bisect_right(ends, match.start()), match[0]
-        for match in _PROGRESS_WORD.finditer(text):
-            yield bisect_right(ends, match.start()), match[0]
+        for pattern in (self._words.pattern, _PROGRESS_WORD):
+            for match in pattern.finditer(text):
+                yield bisect_right(ends, match.start()), match[0]
+
+    def _looked_for(self, text: bytes) -> Iterator[tuple[int, bytes]]:
+        ends = list(accumulate(len(line) + 1 for line in text.split(b"\n")))
+        for word in (*self._words.shaped, *_PROGRESS):
+            at = text.find(word)
+            while at >= 0:
+                line = bisect_right(ends, at)
+                yield line, word
+                at = text.find(word, ends[line])
 
     def silence(self, shape: Shape) -> None:
         """Pass over lines of this shape from now on."""
@@ -147,7 +160,7 @@ class Shapes:
         """What stands around words of the rules in a very long line, in the order of the line."""
         lower = content.lower()
         places = sorted(
-            at for word in self._spelled for at in _first_places(lower, word, _MOST_WINDOWS)
+            at for word in self._words.spelled for at in _first_places(lower, word, _MOST_WINDOWS)
         )
         prefix = _PREFIX.match(content[:_LOOKED_AT])
         windows: list[bytes] = []
@@ -190,17 +203,9 @@ class LogFile:
     line longer than a chunk is looked at in pieces.
     """
 
-    def __init__(
-        self,
-        file: BinaryIO,
-        shapes: Shapes,
-        keys_of: "Callable[[Sequence[bytes], Collection[int]], Sequence[Key]]" = lambda lines, _: (
-            lines
-        ),
-    ) -> None:
+    def __init__(self, file: BinaryIO, shapes: Shapes) -> None:
         self._file = file
         self._shapes = shapes
-        self._keys_of = keys_of
         self._progress: deque[tuple[int, bytes]] = deque(maxlen=_MOST_LOOKS)
         self.lines = 0
         self.bytes = 0
@@ -208,22 +213,14 @@ class LogFile:
         self._unclear = 0
         """The samples that are not text."""
         self._end = b""
-        self.wants_all = False
-        """Set while lines without any word are wanted too: those of a traceback."""
-        self.wants_steps = False
-        """Set while lines about progress are wanted too."""
         self.contents: Sequence[bytes] = ()
-        self._of_contents: Sequence[Shape] = ()
+        self.shapes: Sequence[Shape] = ()
         """The lines of the chunk, and their shapes."""
         self.numbers: Sequence[int] = ()
-        self.at = 0
-        """The index of the line that is read, in its chunk."""
-        self.may_repeat = False
-        """Whether enough lines of the chunk have words of the rules to look for repeats."""
-        self.chunk = 0
-        """The number of the chunk."""
-        self._keys: Sequence[Key] | None = None
-        self._progress_at: list[int] | None = None
+        self.loud: Sequence[int] = ()
+        """The indices of the lines of the chunk that have words of the rules."""
+        self.steps: Sequence[int] = ()
+        """The indices of its lines about progress."""
         self._near: deque[tuple[int, str]] = deque(maxlen=_MOST_BEFORE)
         """The last lines of the chunk that count steps, and their indices."""
         self._last: deque[tuple[Sequence[bytes], Sequence[int]]] = deque(maxlen=2)
@@ -244,20 +241,17 @@ class LogFile:
         """Whether the last bytes are text: zeros and noise stand in place of a lost end."""
         return _is_text(self._end)
 
-    def loud_lines(self, taken: Callable[[int], int] = lambda _: 0) -> Iterator[Line]:
-        """The lines that have a word of the rules; all of them while `wants_all` is set.
-
-        `taken` returns how many lines of the chunk, from an index on, are passed over: where many
-        have words of the rules.
-        """
+    def chunks(self) -> Iterator[None]:
+        """Read one chunk after the other."""
         has_open_line = False
         for chunk, has_end in self._chunks():
-            yield from self._of_chunk(chunk, taken)
+            self._begin(chunk)
+            yield
             self.lines += chunk.count(b"\n") + has_end
             has_open_line = not has_end
         self.lines += has_open_line
 
-    def _of_chunk(self, chunk: bytes, taken: Callable[[int], int]) -> Iterator[Line]:
+    def _begin(self, chunk: bytes) -> None:
         first = self.lines + 1
         if b"\x1b" in chunk:
             chunk = _ESCAPES.sub(b"", chunk)
@@ -266,72 +260,30 @@ class LogFile:
         if b"\r" in chunk and b"\r" in chunk.replace(b"\r\n", b""):
             contents, numbers = _overwritten(contents, first)
             chunk = b"\n".join(contents)
-        shapes, long = _shapes(chunk)
-        self._shapes.learn(shapes, long)
-        self._see_progress(contents, shapes, numbers)
-        self._begin_chunk(contents, shapes, numbers)
-        loud = [at for at, shape in enumerate(shapes) if shape not in self._shapes.quiet]
-        self.may_repeat = _LEAST_LOUD * len(loud) >= len(contents)
-        yield from self._read(loud, taken if self.may_repeat else lambda _: 0)
-
-    def _read(self, loud: Sequence[int], taken: Callable[[int], int]) -> Iterator[Line]:
-        """The lines of the chunk that somebody wants."""
-        contents, shapes, numbers = self.contents, self._of_contents, self.numbers
+        shapes, kinds, long = _shapes(chunk)
+        self._shapes.learn(kinds, long)
+        self.contents, self.shapes, self.numbers = contents, shapes, numbers
         quiet, progress = self._shapes.quiet, self._shapes.progress
-        noted: list[int] | None = None  # the loud ones, and the lines about progress
-        at, end = 0, len(contents)
-        while at < end:
-            if not self.wants_all:
-                if self.wants_steps and noted is None:
-                    noted = sorted({*self.progress_at, *loud})
-                wanted = loud if noted is None or not self.wants_steps else noted
-                following = bisect_left(wanted, at)
-                if following == len(wanted):
-                    return
-                at = wanted[following]
-            self.at = at
-            content, shape = contents[at], shapes[at]
-            is_loud = shape not in quiet
-            if is_loud and not self.wants_all and (lines := taken(at)):
-                at += lines
-                continue
-            is_step = self.wants_steps and shape in progress and _counts(content)
-            if is_loud or is_step or self.wants_all:
-                parts = self._parts(content, is_loud=is_loud)
-                for part in parts:
-                    yield Line(numbers[at], part, shape, is_step)
-            at += 1
-
-    def _begin_chunk(
-        self, contents: Sequence[bytes], shapes: Sequence[Shape], numbers: Sequence[int]
-    ) -> None:
-        self.contents, self._of_contents, self.numbers = contents, shapes, numbers
+        self.loud = self.steps = ()
+        if not kinds <= quiet:
+            self.loud = [at for at, shape in enumerate(shapes) if shape not in quiet]
+        if not kinds.isdisjoint(progress):
+            self.steps = [at for at, shape in enumerate(shapes) if shape in progress]
         self._last.append((contents, numbers))
-        self._keys = self._progress_at = None
         self._near.clear()
-        self.chunk += 1
+        self._see_progress()
 
-    def part(self, begin: int, size: int) -> tuple[Sequence[int], Sequence[bytes]]:
-        """The numbers and contents of lines of the chunk."""
-        end = begin + size
-        return self.numbers[begin:end], self.contents[begin:end]
+    def counts(self, at: int) -> bool:
+        """Whether a line about progress counts steps."""
+        return _counts(self.contents[at])
 
-    @property
-    def keys(self) -> "Sequence[Key]":
-        """The keys of the lines of the chunk."""
-        if self._keys is None:
-            self._keys = self._keys_of(self.contents, self.progress_at)
-        return self._keys
-
-    @property
-    def progress_at(self) -> list[int]:
-        """The indices of the lines about progress in the chunk."""
-        if self._progress_at is None:
-            progress = self._shapes.progress
-            self._progress_at = [
-                at for at, shape in enumerate(self._of_contents) if shape in progress
-            ]
-        return self._progress_at
+    def parts(self, at: int) -> Sequence[bytes]:
+        """What is looked at of a line: parts of it where it is very long."""
+        content = self.contents[at]
+        if len(content) <= LONGEST_LINE:
+            return (content,)
+        is_loud = self.shapes[at] not in self._shapes.quiet
+        return self._shapes.windows(content) if is_loud else (content[:LONGEST_LINE],)
 
     def tail(self, size: int) -> tuple[list[tuple[int, bytes]], bool]:
         """The last lines, of this number of bytes, and whether they are all lines of the file."""
@@ -344,38 +296,28 @@ class LogFile:
                 lines.append((numbers[at], contents[at]))
         return lines[::-1], self.bytes <= CHUNK_BYTES
 
-    def progress_before(self) -> list[str]:
-        """The last lines about progress before the line that was read last, in their order."""
-        until = self.numbers[self.at] if self.numbers else 0
-        begin = max(0, self.at - _MOST_SEARCHED)
-        progress, near = self.progress_at, self._near
+    def progress_before(self, at: int) -> list[str]:
+        """The last lines about progress before a line of the chunk, in their order."""
+        begin = max(0, at - _MOST_SEARCHED)
+        steps, near = self.steps, self._near
         first = max(begin, near[-1][0] + 1 if near else 0)
-        for at in progress[bisect_left(progress, first) : bisect_left(progress, self.at)]:
-            text = _counted(self.contents[at][:_LOOKED_AT])
+        for step in steps[bisect_left(steps, first) : bisect_left(steps, at)]:
+            text = _counted(self.contents[step][:_LOOKED_AT])
             if text is not None:
-                near.append((at, text))
+                near.append((step, text))
         while near and near[0][0] < begin:
             near.popleft()
         if not near:
-            before = [content for number, content in self._progress if number < until]
+            before = [content for number, content in self._progress if number < self.numbers[at]]
             return [content.decode("utf-8", "replace") for content in before[-_MOST_BEFORE:]]
         return [text for _, text in near]
 
-    def _parts(self, content: bytes, *, is_loud: bool) -> Sequence[bytes]:
-        if len(content) <= LONGEST_LINE:
-            return (content,)
-        return self._shapes.windows(content) if is_loud else (content[:LONGEST_LINE],)
-
-    def _see_progress(
-        self, contents: Sequence[bytes], shapes: Sequence[Shape], numbers: Sequence[int]
-    ) -> None:
+    def _see_progress(self) -> None:
         """Note the last lines that count steps; a line of code that has the word counts nothing."""
-        progress = self._shapes.progress
-        candidates = (at for at in range(len(shapes) - 1, -1, -1) if shapes[at] in progress)
         latest = [
-            (numbers[at], contents[at][:_LOOKED_AT])
-            for at in islice(candidates, _MOST_LOOKS)
-            if _counts(contents[at])
+            (self.numbers[at], self.contents[at][:_LOOKED_AT])
+            for at in islice(reversed(self.steps), _MOST_LOOKS)
+            if _counts(self.contents[at])
         ]
         self._progress.extend(reversed(latest))
 
@@ -434,14 +376,14 @@ def _overwritten(contents: Sequence[bytes], first: int) -> tuple[list[bytes], li
     return parts, numbers
 
 
-def _shapes(chunk: bytes) -> tuple[list[Shape], dict[int, bytes]]:
-    """The shape of each line of a chunk, and the texts of those that are hashes."""
+def _shapes(chunk: bytes) -> tuple[list[Shape], set[Shape], dict[int, bytes]]:
+    """The shape of each line of a chunk, all of them, and the texts of those that are hashes."""
     shapes: list[Shape] = list(chunk.translate(None, _DROPPED).split(b"\n"))
-    long: dict[int, bytes] = {}
-    if max(map(len, shapes)) <= _LONGEST_SHAPE:  # type: ignore[arg-type]
-        return shapes, long
-    for at, shape in enumerate(shapes):
-        if isinstance(shape, bytes) and len(shape) > _LONGEST_SHAPE:
-            shapes[at] = key = hash(shape)
-            long[key] = shape
-    return shapes, long
+    kinds, long = set(shapes), dict[int, bytes]()
+    if max(map(len, kinds)) > _LONGEST_SHAPE:  # type: ignore[arg-type]
+        for at, shape in enumerate(shapes):
+            if isinstance(shape, bytes) and len(shape) > _LONGEST_SHAPE:
+                shapes[at] = key = hash(shape)
+                long[key] = shape
+        kinds = set(shapes)
+    return shapes, kinds, long

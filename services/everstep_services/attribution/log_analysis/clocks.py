@@ -64,6 +64,12 @@ def year_of(text: str) -> int | None:
     return int(full[1]) if full and full[1] > "1970" else None
 
 
+def place_of_year(text: str) -> int | None:
+    """The index of the year in a line with a date."""
+    full = _FULL.search(text[:_LOOKED_AT])
+    return full.start(1) if full else None
+
+
 def step_of(text: str) -> int | None:
     """The step that a line about progress counts."""
     match = _STEP.search(text)

@@ -5,6 +5,7 @@ import errno
 import os
 import sys
 import zlib
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -12,15 +13,13 @@ from typing import BinaryIO, cast
 from everstep.evidence.files import open_regular
 from everstep_services.attribution.log_analysis.analysis import LogAnalysis
 from everstep_services.attribution.log_analysis.chunks import (
-    LONGEST_LINE,
-    Line,
     LogFile,
+    Shape,
     Shapes,
     text_of,
 )
-from everstep_services.attribution.log_analysis.line_keys import LineKeys
+from everstep_services.attribution.log_analysis.file_lines import FileLine
 from everstep_services.attribution.log_analysis.origins import Origin, of_file
-from everstep_services.attribution.log_analysis.repeats import OpenBlock, RepeatedBlocks
 from everstep_services.attribution.log_analysis.rules import LogRules, shipped
 
 _GZIP = b"\x1f\x8b"
@@ -40,18 +39,22 @@ _WIDE = (
 _START_BYTES = 64
 _GZIP_WINDOW = 31
 _LONGEST_NAME = 300
+_LEAST_LOUD = 8
+"""If one line in as many has words of the rules, all lines of a chunk are looked up at once."""
+_LOOKED_UP = 1024
+"""As many at once: what is learned of some helps with the next."""
 STDIN = Path("-")
 
 
 def analyze_files(paths: Sequence[Path], world: int | None = None) -> LogAnalysis:
     """The analysis of all files; what could not be read is in its notes."""
     rules = shipped()
-    analysis, shapes, keys = LogAnalysis(rules, world), Shapes(rules.words), LineKeys(rules)
+    analysis, shapes = LogAnalysis(rules, world), Shapes(rules.words)
     for path in paths:
         number, name = len(analysis.names), _shown(path)
         analysis.names.append(name)
         try:
-            _read(path, name, of_file(number, path), analysis, shapes, rules, keys)
+            _read(path, name, of_file(number, path), analysis, shapes)
         except OSError as error:
             _note_unread(analysis, f"{name} cannot be read: {error.strerror or error}", name)
         except (EOFError, zlib.error):
@@ -63,7 +66,7 @@ def analyze_files(paths: Sequence[Path], world: int | None = None) -> LogAnalysi
 def take_stream(stream: BinaryIO, origin: Origin, analysis: LogAnalysis, rules: LogRules) -> None:
     """Read what is not a file into an analysis."""
     shapes = Shapes(rules.words)
-    _take(LogFile(stream, shapes, LineKeys(rules)), None, origin, analysis, shapes, rules)
+    _take(LogFile(stream, shapes), None, origin, analysis, shapes)
 
 
 def _shown(path: Path) -> str:
@@ -71,18 +74,10 @@ def _shown(path: Path) -> str:
     return name if len(name) <= _LONGEST_NAME else f"…{name[-_LONGEST_NAME:]}"
 
 
-def _read(  # noqa: PLR0913
-    path: Path,
-    name: str,
-    origin: Origin,
-    analysis: LogAnalysis,
-    shapes: Shapes,
-    rules: LogRules,
-    keys: LineKeys,
-) -> None:
+def _read(path: Path, name: str, origin: Origin, analysis: LogAnalysis, shapes: Shapes) -> None:
     if path == STDIN:
-        log = LogFile(sys.stdin.buffer, shapes, keys)
-        _take(log, path, origin, analysis, shapes, rules)
+        log = LogFile(sys.stdin.buffer, shapes)
+        _take(log, path, origin, analysis, shapes)
         _note_noise(analysis, log, name)
         return
     if path.is_dir():
@@ -102,8 +97,8 @@ def _read(  # noqa: PLR0913
                 return
         raw.seek(0)
         before = analysis.bytes
-        log = LogFile(_opened(raw, start), shapes, keys)
-        _take(log, path, origin, analysis, shapes, rules)
+        log = LogFile(_opened(raw, start), shapes)
+        _take(log, path, origin, analysis, shapes)
         if analysis.bytes == before:
             analysis.notes.append(f"{name} is empty")
         _note_noise(analysis, log, name)
@@ -175,93 +170,113 @@ class _Sparse:
         return block
 
 
-class _Repeats:
-    """Passes over blocks of a file that were read before, and remembers those that are read."""
+class _Reader:
+    """Reads the lines of a file that can mean anything."""
 
-    def __init__(self, log: LogFile, analysis: LogAnalysis) -> None:
-        self._log, self._analysis = log, analysis
-        self._blocks = RepeatedBlocks()
-        self._begin = self._chunk = 0
-        """The index of the first line of a block, and its chunk."""
+    def __init__(self, log: LogFile, analysis: LogAnalysis, shapes: Shapes) -> None:
+        self._log, self._analysis, self._shapes = log, analysis, shapes
+        self._rules = analysis.rules
+        self._silenced: set[Shape] = set()
+        """The shapes that became quiet in the chunk."""
+        self._lines: list[FileLine | None] = []
+        """What is known of the first lines of the chunk, and an end."""
+        self._steps: set[int] = set()
+        self._wanted = self._loud = self._noted = [0]
+        """The lines that are wanted outside of tracebacks, without and with steps, and the end."""
+        self._where = 0
 
-    def taken(self, at: int) -> int:
-        """How many lines, from an index on, are those of a block that was read before."""
-        log, analysis, blocks = self._log, self._analysis, self._blocks
-        attempt = analysis.attempt
-        block = blocks.find_run(log.keys, at)
-        if block is None or not analysis.add_run(block, *log.part(at, len(block.lines))):
-            block = blocks.find(log.keys, at, analysis.fits)
-            if block is None:
-                return 0
-            part = log.part(at, len(block.lines))
-            may_wait = block.is_failure and not block.is_unsaid
-            is_run = may_wait and analysis.add_run(block, *part)
-            if not is_run and not analysis.add_again(block, *part):
-                return 0
-        log.wants_steps = analysis.wants_steps
-        if analysis.attempt is attempt:
-            blocks.follow(block, log.keys, at, log.progress_at)
-        else:  # it begins an attempt: no run can have it
-            blocks.end_run()
-        return len(block.lines)
+    def read_chunk(self) -> None:
+        """Read the lines of a chunk."""
+        log, analysis, end = self._log, self._analysis, len(self._log.contents)
+        analysis.begin_chunk(log.contents, log.numbers)
+        are_many = _LEAST_LOUD * len(log.loud) >= end
+        self._lines = [None] if are_many else [None] * (end + 1)
+        self._silenced.clear()
+        self._steps = {*log.steps}
+        self._loud = self._noted = [*log.loud, end]
+        if self._steps:
+            self._noted = sorted({*self._loud, *self._steps})
+        self._wanted, self._where = self._loud, 0
+        at = 0
+        while True:
+            if not analysis.open:
+                at = self._next(at)
+            if at == end:
+                return
+            if (at in self._steps or self._silenced) and self._is_passed_over(at):
+                at += 1
+            else:
+                at += self._read(at)
 
-    def begin(self) -> None:
-        """Note that a line is about to be read."""
-        self._blocks.end_run()
-        self._analysis.at = self._log.at
-        if not self._log.wants_all:
-            self._begin, self._chunk = self._log.at, self._log.chunk
-            self._analysis.open_block = OpenBlock()
+    def _next(self, at: int) -> int:
+        """The next line from an index on that is wanted outside of tracebacks."""
+        if self._steps and self._analysis.attempts.wants_steps != (self._wanted is self._noted):
+            self._wanted = self._loud if self._wanted is self._noted else self._noted
+            self._where = bisect_left(self._wanted, at)
+        wanted, where = self._wanted, self._where
+        while wanted[where] < at:
+            where += 1
+        self._where = where
+        return wanted[where]
 
-    def end(self, line: Line) -> None:
-        """Remember the block that ends with a line that was read."""
-        log = self._log
-        if not log.may_repeat or log.wants_all or log.chunk != self._chunk or line.is_progress:
+    def _read(self, at: int) -> int:
+        """Read a line, or all lines of a traceback that came before; how many these are."""
+        log, analysis, lines = self._log, self._analysis, self._lines
+        while at >= len(lines) - 1:
+            part = log.contents[len(lines) - 1 : len(lines) - 1 + _LOOKED_UP]
+            lines[-1:] = [*analysis.lines_of(part), None]
+        line = lines[at]
+        if line is None:
+            self._take(at)
+        elif line.following and (size := analysis.add_again(lines, at)):
+            return size
+        elif not analysis.add(line, at, log.contents[at]):
+            self._silence(at, log.contents[at])
+        elif at == analysis.ended and self._steps.isdisjoint(range(analysis.begun, at)):
+            analysis.remember(lines)
+        return 1
+
+    def _is_passed_over(self, at: int) -> bool:
+        """Whether a line is not read: because of its shape, or after its step was counted."""
+        log, analysis = self._log, self._analysis
+        shape = log.shapes[at]
+        if shape in self._silenced:
+            return not analysis.open
+        if shape not in self._shapes.progress:
+            return False
+        if analysis.attempts.wants_steps and log.counts(at):
+            analysis.add_step(text_of(log.contents[at]))
+        return not analysis.open
+
+    def _take(self, at: int) -> None:
+        """Read a line that is not known."""
+        for part in self._log.parts(at):
+            if not self._analysis.add(self._analysis.line_of(part), at, part):
+                self._silence(at, part)
+
+    def _silence(self, at: int, content: bytes) -> None:
+        """Pass over lines of this shape from now on, if none of them can mean anything."""
+        shape = self._log.shapes[at]
+        if shape in self._shapes.quiet or self._analysis.open:
             return
-        begin, end = self._begin, log.at + 1
-        if max(map(len, log.contents[begin:end])) > LONGEST_LINE:
-            return  # of such a line only parts are read
-        if block := self._analysis.open_block.closed(log.keys[begin:end], begin):
-            self._blocks.add(block)
+        if self._rules.is_settled(text_of(content)):
+            self._shapes.silence(shape)
+            self._silenced.add(shape)
 
 
 def _take(
-    log: LogFile,
-    path: Path | None,
-    origin: Origin,
-    analysis: LogAnalysis,
-    shapes: Shapes,
-    rules: LogRules,
+    log: LogFile, path: Path | None, origin: Origin, analysis: LogAnalysis, shapes: Shapes
 ) -> None:
     analysis.begin_file(origin, path, log.progress_before)
-    repeats = _Repeats(log, analysis)
+    reader = _Reader(log, analysis, shapes)
     try:
-        for line in log.loud_lines(repeats.taken):
-            repeats.begin()
-            _take_line(log, line, origin, analysis, shapes, rules)
-            repeats.end(line)
+        for _ in log.chunks():
+            reader.read_chunk()
     finally:
-        analysis.end_file()
-        analysis.add_progress(origin, [*_decoded(log.progress)])
+        analysis.end_file([*_decoded(log.progress)])
         analysis.tails.add(origin, *log.tail(analysis.tails.size))
         analysis.lines += log.lines
         analysis.bytes += log.bytes
-
-
-def _take_line(
-    log: LogFile, line: Line, origin: Origin, analysis: LogAnalysis, shapes: Shapes, rules: LogRules
-) -> None:
-    text = text_of(line.content)
-    if line.is_progress and log.wants_steps:
-        analysis.add_step(origin, text)
-        log.wants_steps = analysis.wants_steps
-        if not log.wants_all:
-            return
-    means = analysis.add(origin, line.number, text)
-    log.wants_all = analysis.has_open_traceback
-    log.wants_steps = analysis.wants_steps
-    if not means and not log.wants_all and rules.is_settled(text):
-        shapes.silence(line.shape)
 
 
 def _decoded(lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, str]]:

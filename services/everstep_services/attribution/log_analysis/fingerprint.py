@@ -48,4 +48,9 @@ def of_rule(failure_class: str, component: str) -> str:
 
 def of_exception(kind: str, function: str, message: str) -> str:
     """The fingerprint of a Python exception, by its type, place and text."""
-    return f"observed:{kind.rpartition('.')[2]}:{function}:{normalised(message)}"
+    return of_normalised(kind.rpartition(".")[2], function, normalised(message))
+
+
+def of_normalised(kind: str, function: str, text: str) -> str:
+    """The same, by the text without numbers."""
+    return f"observed:{kind}:{function}:{text}"

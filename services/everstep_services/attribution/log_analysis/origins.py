@@ -70,10 +70,28 @@ class Origin(msgspec.Struct, frozen=True, cache_hash=True):
         """The origin in words."""
         return f"rank {self.rank}" if self.rank is not None else self.member
 
+    def within(self, file: "Origin") -> "Origin":
+        """The origin of a line that was read as of any file, in this one."""
+        return Origin(
+            file.file,
+            file.rank if self.rank == ANY_FILE.rank else self.rank,
+            file.member if self.member == ANY_FILE.member else self.member,
+            file.node if self.node == ANY_FILE.node else self.node,
+            self.pid,
+        )
+
+    def of_process(self, pid: str) -> "Origin":
+        """The same, of another process."""
+        return msgspec.structs.replace(self, pid=pid)
+
     @property
     def clock(self) -> str:
         """Whose clock writes the line: a node's, or that of what is known instead."""
         return self.node or self.name or f"file {self.file}"
+
+
+ANY_FILE = Origin(-1, -1, "\0", "\0")
+"""Stands for what the names of files tell of their lines."""
 
 
 def of_file(number: int, path: Path) -> Origin:

@@ -34,9 +34,9 @@ class RankIds:
             self.ranks.add(origin.rank)
             self._tasks_are_ranks &= not task or int(task) == origin.rank
 
-    def set_process(self, pid: str, rank: int) -> None:
-        """A process is a rank."""
-        if len(self._processes) < _MOST:
+    def set_process(self, pid: str, rank: int | None) -> None:
+        """A process is a rank, if that is known."""
+        if rank is not None and len(self._processes) < _MOST:
             self._processes[pid] = rank
 
     def set_local(self, file: int, local: str, rank: int) -> None:

@@ -11,11 +11,8 @@ import msgspec
 
 from everstep.verdict_causes import VerdictCause
 from everstep_services.agent.probes.kernel import xid
-from everstep_services.attribution.log_analysis.attempts import START_WORDS
+from everstep_services.attribution.log_analysis.attempts import START_WORDS, Role
 from everstep_services.attribution.log_analysis.tracebacks import CHAIN_WORDS
-
-Role = Literal["root", "weak", "cascade", "hint"]
-"""A hint is a cause only where nothing else is known, and never a sure one."""
 
 _COUNTED_WORDS = ("xid", "last enqueued", "(local_rank:", "nranks")
 """Words of lines whose numbers matter."""
@@ -122,24 +119,14 @@ class LogRules:
         self.rules = tuple(rules)
         self.sources = sources
         self.words = {word for rule in rules for word in rule.words} | set(CONTEXT_WORDS)
-        self._compiled = [
-            (
-                rule,
-                tuple(map(re.compile, rule.patterns)),
-                tuple(map(re.compile, rule.kernel_patterns)),
-            )
-            for rule in rules
-        ]
+        self._compiled: dict[int, tuple[Sequence[re.Pattern[str]], Sequence[re.Pattern[str]]]] = {}
+        """The patterns of rules whose words were seen: first those of lines of the kernel."""
         self._numeric = {
             number
             for number, rule in enumerate(rules)
             if any(map(_NEEDS_NUMBERS.search, (*rule.patterns, *rule.kernel_patterns)))
         }
-        self._certain = {
-            number: patterns
-            for number, rule in enumerate(rules)
-            if (patterns := [*_of_certain_digits((*rule.patterns, *rule.kernel_patterns))])
-        }
+        self._certain: dict[int, Sequence[re.Pattern[str]]] = {}
         self._of_words: dict[str, list[int]] = {}
         for number, rule in enumerate(rules):
             for word in rule.words:
@@ -162,7 +149,7 @@ class LogRules:
         if "xid" in lower and (hit := _XID.search(text)):
             return _of_xid(hit) if _KERNEL_HEAD.fullmatch(text, 0, hit.start()) else None
         for number in self._with_words(lower):
-            rule, patterns, of_kernel = self._compiled[number]
+            rule, (of_kernel, patterns) = self.rules[number], self._patterns(number)
             for pattern in (*of_kernel, *patterns):
                 hit = pattern.search(text)
                 if hit and _is_in_form(rule, hit):
@@ -174,6 +161,16 @@ class LogRules:
                     )
                     return Match(rule, groups, rule.id, is_of_kernel)
         return None
+
+    def _patterns(self, number: int) -> tuple[Sequence[re.Pattern[str]], Sequence[re.Pattern[str]]]:
+        patterns = self._compiled.get(number)
+        if patterns is None:
+            rule = self.rules[number]
+            kernel, others = (
+                tuple(map(re.compile, them)) for them in (rule.kernel_patterns, rule.patterns)
+            )
+            patterns = self._compiled[number] = kernel, others
+        return patterns
 
     def _with_words(self, lower: str) -> tuple[int, ...]:
         """The numbers of the rules that have a word in the text, in their order."""
@@ -209,7 +206,11 @@ class LogRules:
             return None
         places: set[int] = set()
         for number in self._with_words(lower):
-            for pattern in self._certain.get(number, ()):
+            rule = self.rules[number]
+            if number not in self._certain:
+                patterns = (*rule.patterns, *rule.kernel_patterns)
+                self._certain[number] = tuple(_of_certain_digits(patterns))
+            for pattern in self._certain[number]:
                 match = pattern.search(text)
                 while match is not None:
                     if not pattern.groups:

@@ -3,6 +3,7 @@
 import keyword
 import re
 from collections.abc import Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -25,8 +26,10 @@ CHAIN_WORDS = ("the above exception",)
 """In each line that links two exceptions."""
 _INDENT = re.compile(r"(?:[ +]*\| ?)?(?P<indent>\s*)")
 """The spaces before a line; in the box of an exception group, those inside it."""
-_MOST_FRAMES = 3
+MOST_FRAMES = 3
 _MOST_STRAY_LINES = 40
+
+Source = TypeVar("Source")
 
 
 class TracebackFrame(msgspec.Struct, frozen=True):
@@ -37,26 +40,52 @@ class TracebackFrame(msgspec.Struct, frozen=True):
     function: str
 
 
-class Raised(msgspec.Struct, frozen=True):
-    """An exception with its innermost frames; those of user code, where there are any."""
+class TracebackLine(NamedTuple):
+    """What a line can be in a traceback, whatever stands before it."""
 
-    kind: str
-    message: str
-    frames: tuple[TracebackFrame, ...]
-    is_uncaught: bool = False
-    """Whether it went through the whole script: that ended the process."""
+    indent: int
+    function: str | None = None
+    """The function of a frame."""
+    is_user: bool = False
+    """Whether the frame is not of a library."""
+    kind: str = ""
+    """The type of an exception."""
+    message: str = ""
+    is_class: bool = False
+    """Whether the type is spelled as a class usually is."""
+    is_whole: bool = False
+    """Whether the line is an exception and not only a word."""
+
+    @classmethod
+    def of(cls, text: str) -> "TracebackLine":
+        """Read a line."""
+        indent = _indent_of(text)
+        if frame := _FRAME.match(text) or _BOXED.match(text):
+            is_user = not _LIBRARY.search(frame["file"])
+            return cls(indent, (frame["name"] or "")[:80], is_user)
+        text = text.lstrip(" |+")
+        if ended := _EXCEPTION.match(text):
+            kind, message = ended["kind"], ended["text"]
+            is_whole = message is not None or "." in text or text[0].isupper()
+            text = (message or "")[:1000]
+            return cls(indent, kind=kind, message=text, is_class=_is_class(kind), is_whole=is_whole)
+        return cls(indent)
 
 
-class Traceback:
-    """A traceback of one origin that is not over."""
+class Traceback(Generic[Source]):
+    """A traceback of one origin that is not over; of its frames it keeps the sources."""
 
-    def __init__(self, *, is_of_end: bool = True) -> None:
+    __slots__ = ("_indent", "_inner", "_outermost", "_stray", "_user", "begin", "is_of_end")
+
+    def __init__(self, begin: int = -1, *, is_of_end: bool = True) -> None:
+        self.begin = begin
+        """The index of its first line."""
         self.is_of_end = is_of_end
         """Whether what it reports could end a script."""
-        self._user: list[TracebackFrame] = []
+        self._user: list[tuple[str, Source]] = []
         self._outermost = ""
         """The function of the first frame."""
-        self._inner: TracebackFrame | None = None
+        self._inner: tuple[str, Source] | None = None
         self._indent = 0
         """The spaces before the lines of frames: source lines have more, the exception fewer."""
         self._stray = 0
@@ -71,36 +100,51 @@ class Traceback:
         """Whether its end can no longer be expected."""
         return self._stray > _MOST_STRAY_LINES
 
-    def add(self, text: str) -> Raised | None:
-        """Take a line; the exception when the traceback ends with it."""
-        if frame := _FRAME.match(text) or _BOXED.match(text):
-            self._add_frame(frame)
-            self._indent = _indent_of(text)
-            return None
-        is_source = _indent_of(text) > self._indent or 0 < self._indent == _indent_of(text)
-        text = text.lstrip(" |+")
-        ended = _EXCEPTION.match(text) if self._inner and not is_source else None
-        if ended and self._indent == 0 and not _is_class(ended["kind"]):
-            ended = None  # without indents, only the names tell code and exceptions apart
-        if ended and ended["kind"].endswith("ExceptionGroup"):
-            return None
-        if ended and (ended["text"] is not None or "." in text or text[0].isupper()):
-            is_uncaught = self._outermost == "<module>"
-            return Raised(ended["kind"], (ended["text"] or "")[:1000], self._frames(), is_uncaught)
+    @property
+    def is_uncaught(self) -> bool:
+        """Whether the exception went through the whole script: that ended the process."""
+        return self._outermost == "<module>"
+
+    @property
+    def innermost(self) -> str:
+        """The function in which it was raised; of user code, where there is any."""
+        return self._frames[-1][0]
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        """The innermost frames; those of user code, where there are any."""
+        return [source for _, source in self._frames]
+
+    @property
+    def _frames(self) -> Sequence[tuple[str, Source]]:
+        return self._user or ([self._inner] if self._inner else [])
+
+    def take(self, line: TracebackLine, source: Source) -> bool:
+        """Take a line. Returns whether the traceback ends with it."""
+        if line.function is not None:
+            self._stray, self._indent = 0, line.indent
+            self._inner = (line.function, source)
+            self._outermost = self._outermost or line.function
+            if line.is_user:
+                self._user = [*self._user, self._inner][-MOST_FRAMES:]
+            return False
+        indent = self._indent
+        is_source = line.indent > indent or 0 < indent == line.indent
+        # without indents, only the names tell code and exceptions apart
+        if line.kind and self._inner and not is_source and (indent or line.is_class):
+            if line.kind.endswith("ExceptionGroup"):
+                return False
+            if line.is_whole:
+                return True
         self._stray += 1
-        return None
+        return False
 
-    def _add_frame(self, match: re.Match[str]) -> None:
-        frame = TracebackFrame(match["file"], int(match["line"][:9]), (match["name"] or "")[:80])
-        self._stray, self._inner = 0, frame
-        self._outermost = self._outermost or frame.function
-        if not _LIBRARY.search(frame.file):
-            self._user = [*self._user, frame][-_MOST_FRAMES:]
 
-    def _frames(self) -> tuple[TracebackFrame, ...]:
-        if self._user:
-            return tuple(self._user)
-        return (self._inner,) if self._inner else ()
+def frame_of(text: str) -> TracebackFrame:
+    """The frame that a line names."""
+    match = _FRAME.match(text) or _BOXED.match(text)
+    assert match is not None
+    return TracebackFrame(match["file"], int(match["line"][:9]), (match["name"] or "")[:80])
 
 
 def links_exceptions(text: str) -> bool:
@@ -116,8 +160,3 @@ def _indent_of(text: str) -> int:
 def _is_class(name: str) -> bool:
     """Whether it is the name of a class, by the usual spelling."""
     return not keyword.iskeyword(name) and name.rpartition(".")[2][:1].isupper()
-
-
-def innermost(frames: Sequence[TracebackFrame]) -> str:
-    """The function in which it was raised; empty where nobody knows."""
-    return frames[-1].function if frames else ""

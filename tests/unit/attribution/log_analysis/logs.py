@@ -1,13 +1,14 @@
 """Logs of trainings that failed, and what the analyzer makes of them."""
 
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from everstep_services.attribution.log_analysis.analysis import LogAnalysis
+from everstep_services.attribution.log_analysis import line_templates
+from everstep_services.attribution.log_analysis.file_lines import FileLine, TracebackMemory
 from everstep_services.attribution.log_analysis.files import analyze_files
-from everstep_services.attribution.log_analysis.repeats import RepeatedBlocks
+from everstep_services.attribution.log_analysis.line_analysis import LineAnalysis
 from everstep_services.attribution.log_analysis.report import LogReport
 
 
@@ -29,20 +30,26 @@ def raised(last: str, prefix: str = "") -> str:
     return "".join(f"{prefix}{text}\n" for text in texts)
 
 
+def read_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learn nothing from the lines that were read."""
+    monkeypatch.setattr(line_templates, "_LEAST_ALIKE", sys.maxsize)
+    monkeypatch.setattr(TracebackMemory, "find", lambda *_: None)
+
+
 def both(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LogReport, LogReport, float]:
-    """The answers with and without a look for repeats, and the share of lines passed over."""
-    read: list[Any] = []
-    add = LogAnalysis.add
+    """The answers with and without what earlier lines teach, and the share of lines it saves."""
+    read: list[FileLine] = []
+    line_of = LineAnalysis.line_of
 
-    def counted(*line: Any) -> bool:
-        read.append(line)
-        return add(*line)
+    def counted(analysis: LineAnalysis, content: bytes) -> FileLine:
+        line = line_of(analysis, content)
+        read.extend([line] * (not line.meaning.is_shared))
+        return line
 
-    monkeypatch.setattr(LogAnalysis, "add", counted)
-    fast = analyze_files([path]).report()
-    of_fast = len(read)
     with monkeypatch.context() as patch:
-        patch.setattr(RepeatedBlocks, "find", lambda *_: None)
+        patch.setattr(LineAnalysis, "line_of", counted)
+        fast = analyze_files([path]).report()
+        of_fast = len(read)
+        read_everything(patch)
         slow = analyze_files([path]).report()
-    monkeypatch.setattr(LogAnalysis, "add", add)
     return fast, slow, 1 - of_fast / max(1, len(read) - of_fast)

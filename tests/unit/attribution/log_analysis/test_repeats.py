@@ -1,19 +1,17 @@
-"""What a log repeats is counted, and not read again: the answer is the same."""
+"""What a log repeats is not read again: the answer is the same."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from everstep_services.attribution.log_analysis import chunks, files
-from everstep_services.attribution.log_analysis.repeats import RepeatedBlocks
 from tests.fakes import failure_logs
-from tests.unit.attribution.log_analysis.logs import raised, written
+from tests.unit.attribution.log_analysis.logs import raised, read_everything, written
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 
 
-def test_a_block_is_found_by_all_of_its_lines(tmp_path: Path) -> None:
+def test_a_traceback_is_found_by_all_of_its_lines(tmp_path: Path) -> None:
     log = raised("KeyError: 'a'") * 30 + raised("KeyError: 'b'") * 30 + raised(OOM)
     report = written(tmp_path, job=log)
     assert report.cause is not None
@@ -37,24 +35,26 @@ def test_the_answer_is_that_of_reading_everything(
     for path in truth.paths:
         path.write_bytes(path.read_bytes() * 3)
     fast = files.analyze_files(truth.paths).report()
-    monkeypatch.setattr(RepeatedBlocks, "find", lambda *_: None)
+    read_everything(monkeypatch)
     assert files.analyze_files(truth.paths).report() == fast
 
 
-def test_a_block_that_a_chunk_cuts_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block is known by lines of one chunk only."""
+def test_a_traceback_that_a_chunk_cuts_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A traceback is remembered by lines of one chunk only."""
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 1000)
     log = "".join(raised(f"KeyError: '{'abc'[turn % 3]}'", "[rank0]: ") for turn in range(60))
     fast = written(tmp_path, job=log)
-    monkeypatch.setattr(RepeatedBlocks, "find", lambda *_: None)
+    read_everything(monkeypatch)
     assert written(tmp_path, job=log) == fast
 
 
 @pytest.mark.parametrize("size", [3000, 1 << 20])
-def test_runs_of_repeated_blocks_mean_what_their_lines_mean(
+def test_repeated_failures_mean_what_their_lines_mean(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Attempts begin in the middle of runs, by steps and by exceptions that end a process."""
+    """Attempts begin between them, by steps and by exceptions that end a process."""
     monkeypatch.setattr(chunks, "CHUNK_BYTES", size)
     timeout = (
         "[rank{}]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum={}, "
@@ -70,16 +70,6 @@ def test_runs_of_repeated_blocks_mean_what_their_lines_mean(
         "".join(parts[::-1]),
     ]
     log = "".join(turns * 30)
-    looked_up = []
-    find = RepeatedBlocks.find
-
-    def counted(*where: Any) -> object:
-        looked_up.append(where)
-        return find(*where)
-
-    monkeypatch.setattr(RepeatedBlocks, "find", counted)
     fast = written(tmp_path, job=log)
-    monkeypatch.setattr(RepeatedBlocks, "find", lambda *_: None)
+    read_everything(monkeypatch)
     assert written(tmp_path, job=log) == fast
-    blocks = sum(log.count(part) for part in {*parts, end})
-    assert len(looked_up) < blocks * (0.5 if size > len(log) else 1)
