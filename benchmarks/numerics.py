@@ -1,12 +1,13 @@
 """What a look at each step costs: DDP ranks with and without `run.numerics`, in turns.
 
-    python -m benchmarks.numerics [--ranks 2] [--pairs 40] [--block 10] [--parameters 25000000]
+    python -m benchmarks.numerics [--ranks 2] [--steps 600] [--hashes 40] [--parameters 25000000]
 
-Each rank trains a small model. Blocks of steps with numerics are compared with the mean of those
-without before and after, so that a drift of the machine does not count.
+Each rank trains a small model, and each second step is one with numerics. It is compared with the
+mean of those before and after it: the machine drifts more in a second than the look costs.
 
     wall          from the begin of a step to its optimizer: gloo has made the ranks equal before
-    processor     of the main thread, and of all threads of the rank
+    main thread   its processor time until then
+    all threads   their processor time in the whole step: some work while the main thread goes on
     replica hash  a hash of all parameters, compared over the ranks, next to a copy of them
 
 Exit code 1 if the median of the main thread in `observe` or `validate_results`, or of the wall time
@@ -15,6 +16,7 @@ two hashes.
 """
 
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -31,7 +33,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.timing_price import against
+from benchmarks.timing_price import against, interval
 from trainer_sdk.checkpoint.rank_group import group_of_all
 from trainer_sdk.numerics.numerics import Numerics
 from trainer_sdk.numerics.replica_hash import HASH_EVERY, ReplicaHash
@@ -42,11 +44,7 @@ _STEP_S = 0.1
 _REST_S = 0.02
 _WARM_STEPS = 80
 _FAST_RATIO, _HASH_RATIO = 0.001, 0.01
-_CLOCKS = {
-    "wall": time.perf_counter,
-    "main thread": time.thread_time,
-    "all threads": time.process_time,
-}
+_CLOCKS = ("wall", "main thread", "all threads")
 
 
 class Training:
@@ -57,44 +55,39 @@ class Training:
         layers = [nn.Linear(64, 64) for _ in range(8)]
         self._model = DistributedDataParallel(nn.Sequential(*layers))
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-3)
-        self._batch = torch.randn(8, 64)
         state = {"model": self._model, "optimizer": self._optimizer}
-        self._numerics = Numerics(run, state, mode=mode, hash_every=0)
+        batches = itertools.repeat(torch.randn(8, 64))
+        self._numerics = Numerics(run, state, batches, mode=mode, hash_every=0)
+        self._watched, self._plain = iter(self._numerics), iter(batches)
         self._run = run
 
-    def _computed(self) -> torch.Tensor:
-        loss: torch.Tensor = self._model(self._batch).square().mean()
+    def _computed(self, batch: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self._model(batch).square().mean()
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
-    def step(self, *, is_watched: bool) -> list[float]:
+    def step(self, *, is_watched: bool) -> tuple[float, ...]:
         """Train a step; return what each clock has counted."""
-        before = [clock() for clock in _CLOCKS.values()]
+        whole, main, wall = time.process_time(), time.thread_time(), time.perf_counter()
         if is_watched:
-            loss = self._numerics.compute(self._computed)
+            loss = self._numerics.compute(self._computed, next(self._watched))
             norm = nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
             assert self._numerics.accepts(loss=loss, grad_norm=norm)
         else:
-            loss = self._computed()
+            loss = self._computed(next(self._plain))
             nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
-        after = [clock() for clock in _CLOCKS.values()]
+        wall, main = time.perf_counter() - wall, time.thread_time() - main
         self._optimizer.step()
         self._optimizer.zero_grad()
-        self._run.step()
+        if is_watched:
+            self._run.step()
         time.sleep(_REST_S)
-        return [late - early for early, late in zip(before, after, strict=True)]
+        return wall, main, time.process_time() - whole
 
-    def blocks(self, pairs: int, size: int) -> list[list[float]]:
-        """The medians of each clock in blocks without, with, without … numerics."""
-        return [
-            [
-                median(values)
-                for values in zip(
-                    *(self.step(is_watched=bool(block % 2)) for _ in range(size)), strict=True
-                )
-            ]
-            for block in range(2 * pairs + 1)
-        ]
+    def more(self, steps: int) -> list[list[float]]:
+        """For each clock, how much more it has counted in each step with numerics."""
+        counted = [self.step(is_watched=bool(number % 2)) for number in range(2 * steps + 1)]
+        return [against(values) for values in zip(*counted, strict=True)]
 
 
 def hashes(parameters: int, times: int) -> tuple[list[float], list[float]]:
@@ -111,8 +104,7 @@ def hashes(parameters: int, times: int) -> tuple[list[float], list[float]]:
     copies = [torch.empty_like(parameter) for parameter in named.values()]
 
     def hash_all() -> None:
-        replicas.start()
-        assert replicas.finish() is None
+        assert replicas.compared_now(1) is None
 
     def copy_all() -> None:
         with torch.no_grad():
@@ -140,8 +132,8 @@ def rank(number: int, folder: Path, options: argparse.Namespace) -> None:
             training = Training(run, mode)
             for _ in range(_WARM_STEPS):  # until the statistics know what to expect
                 training.step(is_watched=True)
-            measured[mode] = training.blocks(options.pairs, options.block)
-    measured["hash"], measured["copy"] = hashes(options.parameters, options.pairs)
+            measured[mode] = training.more(options.steps)
+    measured["hash"], measured["copy"] = hashes(options.parameters, options.hashes)
     (folder / f"{number}.json").write_text(json.dumps(measured))
     dist.barrier()
 
@@ -169,7 +161,7 @@ def row(name: str, seconds: Sequence[float], whole_s: float, limit: float | None
     middle = median(seconds)
     ratio = middle / whole_s
     is_within = limit is None or ratio <= limit
-    figures = "".join(f"{value * 1e6:12.1f}" for value in (middle, min(seconds), max(seconds)))
+    figures = "".join(f"{value * 1e6:12.1f}" for value in (middle, *interval(seconds)))
     shown = "" if limit is None else f"{limit:10.2%}  {'yes' if is_within else 'NO'}"
     print(f"{name:32}{figures}{len(seconds):6}{ratio:11.4%}{shown}")
     return is_within
@@ -178,21 +170,18 @@ def row(name: str, seconds: Sequence[float], whole_s: float, limit: float | None
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--pairs", type=int, default=40)
-    parser.add_argument("--block", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--hashes", type=int, default=40)
     parser.add_argument("--parameters", type=int, default=25_000_000)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         measured = forked(Path(folder), options)
-    print(f"{'':32}{'median, µs':>12}{'min':>12}{'max':>12}{'n':>6}{'ratio':>11}{'limit':>10}")
+    print(f"load {os.getloadavg()[0]:.1f}; the interval has the median with at least 95 %")
+    print(f"{'':32}{'median, µs':>12}{'from':>12}{'to':>12}{'n':>6}{'ratio':>11}{'limit':>10}")
     is_within = True
     for mode in ("observe", "validate_results"):
         for index, clock in enumerate(_CLOCKS):
-            more = [
-                value
-                for each in measured
-                for value in against([block[index] for block in each[mode]])
-            ]
+            more = [value for each in measured for value in each[mode][index]]
             is_limited = clock == "main thread" or (clock, mode) == ("wall", "observe")
             limit = _FAST_RATIO if is_limited else None
             is_within &= row(f"{mode}, {clock}", more, _STEP_S, limit)

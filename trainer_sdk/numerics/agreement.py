@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import AllreduceOptions, ReduceOp
 from torch.distributed.constants import default_pg_timeout
 
 from trainer_sdk.bootstrap.group_timeout import group_timeout_ns
@@ -19,7 +18,7 @@ from trainer_sdk.bootstrap.torch_exit import wait_at_exit
 from trainer_sdk.checkpoint.rank_group import RankGroup
 from trainer_sdk.environment import environ
 from trainer_sdk.numerics.judgement import StepResult
-from trainer_sdk.numerics.rank_links import ByteLink, linked
+from trainer_sdk.numerics.rank_links import ByteLink, RankAlarm, linked
 
 
 class RankPlace(msgspec.Struct, frozen=True):
@@ -103,12 +102,9 @@ class RankAgreement:
                 "run.numerics(…)"
             )
         self.ranks = RankGroup(self._group)
+        self._links: list[ByteLink] = []
         self._hops: Sequence[ByteLink | _Hop] = []
-        self._coming: Any = None
         self._backend: Any = None if self._group is None else _backend_of(self._group)
-        self._bits = _Word()
-        self._options = AllreduceOptions()
-        self._options.reduceOp = ReduceOp(ReduceOp.BOR)
 
     def joined(self, own: int) -> int:
         """The bits that are set on any rank.
@@ -119,27 +115,28 @@ class RankAgreement:
         if self._backend is None:
             return own
         if not self._hops:
-            far = [1 << hop for hop in range((self.ranks.size - 1).bit_length())]
-            self._hops = linked(self.ranks, far, _limit_s()) or [
-                _Hop(self._backend, self.ranks, each) for each in far
-            ]
+            self._connect()
         for hop in self._hops:
             own |= hop.passed_on(own)
         return own
 
-    def exchanged(self, own: int) -> int:
-        """The bits on any rank in the last such call, 0 in the first; begin to agree on these."""
-        if self._coming is not None:
-            self._coming.wait()
-        before = self._bits.value[0]
-        self._bits.value[0] = own
-        if self._backend is not None:
-            self._coming = self._backend.allreduce(self._bits.tensors, self._options)
-        return before
+    def alarm(self) -> RankAlarm | None:
+        """What calls all ranks together; None for a rank alone, or if a rank cannot be reached.
+
+        With it they do not call `joined` any more.
+        """
+        if self._backend is not None and not self._hops:
+            self._connect()
+        return RankAlarm(self._links, _limit_s()) if self._links else None
+
+    def _connect(self) -> None:
+        far = [1 << hop for hop in range((self.ranks.size - 1).bit_length())]
+        self._links = linked(self.ranks, far, _limit_s())
+        self._hops = self._links or [_Hop(self._backend, self.ranks, each) for each in far]
 
     def leave(self) -> None:
         """Take no part in later calls; the others get an error once nothing holds the group."""
-        self._hops = []
+        self._hops = self._links = []
         if self._group is not None:
             dist.destroy_process_group(self._group)
 

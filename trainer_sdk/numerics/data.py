@@ -7,7 +7,9 @@ given again, and not passed over.
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from trainer_sdk.checkpoint.data import PerRank, PositionedSampler
 from trainer_sdk.numerics.skips import Positions
@@ -18,7 +20,7 @@ _MOST_STEPS = 4096
 """How many steps back a position is remembered."""
 
 
-class _Given(NamedTuple, Generic[Batch]):
+class _Given(msgspec.Struct, Generic[Batch], frozen=True):
     batch: Batch
     begin: int
     end: int
@@ -42,6 +44,7 @@ class Batches(Generic[Batch]):
         self._spans = tuple(spans)
         self._sampler = _sampler_of(batches, state)
         self._loader = next((part for part in _loaders_in(state) if part.is_of(batches)), None)
+        self._skippable = self._sampler is not None or self._loader is not None
         self._kept: list[_Given[Batch]] = []
         """The batches since the last decided step."""
         self._again: deque[_Given[Batch]] = deque()
@@ -67,7 +70,7 @@ class Batches(Generic[Batch]):
     @property
     def can_skip(self) -> bool:
         """Whether positions are known."""
-        return self._sampler is not None or self._loader is not None
+        return self._skippable
 
     @property
     def position(self) -> Positions | None:
@@ -129,14 +132,14 @@ class Batches(Generic[Batch]):
             else:
                 if self._source is None:
                     self._source = self._begun()
-                begin = self._begin
+                begin = self._begin if self._skippable else 0
                 try:
                     batch = next(self._source)
                 except StopIteration:
                     if self.at_end():
                         continue
                     return
-                given = _Given(batch, begin, self._at)
+                given = _Given(batch, begin, self._at if self._skippable else 0)
                 self._kept.append(given)
             self._end = given.end
             yield given.batch

@@ -308,8 +308,9 @@ def _differs_elsewhere(
     pair = next((pair for pair in differing if pair[0].rank in ranks), differing[0])[0]
     where = f"{_shown(ranks)} on {_device(culprits[0])}"
     doubt = ", and nothing tells which of them is right" if len(suspects) > 1 else ""
+    verb = "computes" if len(ranks) == 1 else "compute"
     reason = (
-        f"{where} computes something else than another device does{doubt}: "
+        f"{where} {verb} something else than another device does{doubt}: "
         f"rank {pair.rank} has {_values(pair)} (rank {pair.elsewhere_by})"
     )
     return ResultJudgement("persistent", ranks, group, reason)

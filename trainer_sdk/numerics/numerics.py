@@ -1,42 +1,29 @@
 """`Numerics`, the class that decides which steps of a training count."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args
-from weakref import WeakMethod
+from weakref import WeakMethod, finalize
 
 import torch.distributed as dist
 
 from trainer_sdk.checkpoint import arguments
-from trainer_sdk.numerics.actions import NumericsActions, StepCase, StepDecision
-from trainer_sdk.numerics.agreement import LocalView, RankAgreement, new_case, number
+from trainer_sdk.numerics.actions import StepDecision
+from trainer_sdk.numerics.agreement import RankAgreement
 from trainer_sdk.numerics.choices import check_objects, check_ways_back, useless
 from trainer_sdk.numerics.data import Batches
-from trainer_sdk.numerics.determinism import DeterminismCounts
+from trainer_sdk.numerics.decisions import ACCEPTED, StepDecisions
 from trainer_sdk.numerics.events import NumericsReporter
-from trainer_sdk.numerics.examination import (
-    ALIKE_MOST,
-    JudgementNews,
-    Sighting,
-    StepExamination,
-    chosen_result,
-    local_view,
-)
-from trainer_sdk.numerics.judgement import ROUNDING, ResultComparison, ResultJudgement, judge
-from trainer_sdk.numerics.policy import Action, Mode, policy_of
-from trainer_sdk.numerics.present_step import (
-    PresentStep,
-    StepNumbers,
-    SuspectSteps,
-    restored_statistics,
-    saved_statistics,
-)
+from trainer_sdk.numerics.examination import Sighting
+from trainer_sdk.numerics.policy import Mode, NumericsPolicy, policy_of
+from trainer_sdk.numerics.present_step import StepNumbers, restored_statistics, saved_statistics
+from trainer_sdk.numerics.rank_links import RankAlarm
 from trainer_sdk.numerics.replay import NO_BATCH
-from trainer_sdk.numerics.replica_hash import HASH_EVERY, ReplicaHash
+from trainer_sdk.numerics.replica_hash import HASH_EVERY
 from trainer_sdk.numerics.rollback import RestartNeededError, Rollback
+from trainer_sdk.numerics.skips import ActRecord
 from trainer_sdk.numerics.snapshot import TrainingParts
-from trainer_sdk.numerics.statistics import ResultWatch, Series, UnexpectedResult
+from trainer_sdk.numerics.statistics import ResultWatch, Series
 from trainer_sdk.numerics.values import OutputNorm, StepReader, StepValues
 
 if TYPE_CHECKING:
@@ -47,16 +34,18 @@ Result = TypeVar("Result")
 _READS: Final = ("late", "now")
 _COUNTED_EVERY_S: Final = 60.0
 _BAND_EVERY: Final = 8
-_ACCEPTED = StepDecision(is_accepted=True)
-_UNEXPECTED, _NOT_READY, _LATE = 1, 2, 4
-"""Bits on which the ranks agree: a result, hashes of parameters, values on a GPU."""
+_UNEXPECTED, _DIFFERS, _LATE = 1, 2, 4
+"""Bits on which the ranks agree: a result, the hash of a replica, values on a GPU."""
 
 
 class Numerics:
     """Looks at the results of each step, on all ranks alike, and decides which steps count.
 
     All ranks make it together, and the same calls of it. `Session.numerics` describes the
-    arguments.
+    arguments; `actions` are those of `NumericsPolicy`.
+
+    Where a step may be run again, ranks agree on each of them before its optimizer. Elsewhere a
+    rank with an unexpected result calls the others, and all decide in the next step.
     """
 
     may_be_absent = True
@@ -75,14 +64,7 @@ class Numerics:
         checkpointer: "Checkpointer | None" = None,
         root: str = "",
         rollback: Rollback | None = None,
-        transient: Action | None = None,
-        persistent: Action | None = None,
-        unexpected: Action | None = None,
-        not_reproducible: Action | None = None,
-        replica: Action | None = None,
-        refused: Literal["observe", "stop"] = "observe",
-        budget: int = 3,
-        elsewhere: Literal["report", "move"] = "report",
+        **actions: Any,
     ) -> None:
         arguments.state(state, is_filled=checkpointer is not None)
         arguments.one_of("mode", mode, get_args(Mode))
@@ -90,105 +72,92 @@ class Numerics:
         self._mode = mode
         self._validate_every = arguments.whole("validate_every", validate_every)
         self._hash_every = arguments.whole("hash_every", hash_every)
-        self._policy = policy_of(
-            mode,
-            budget=arguments.whole("budget", budget),
-            elsewhere=elsewhere,
-            transient=transient,
-            persistent=persistent,
-            unexpected=unexpected,
-            not_reproducible=not_reproducible,
-            replica=replica,
-            refused=refused,
-        )
+        policy = policy_of(mode, **actions)
         check_objects(batches, replicas, checkpointer)
         if rollback is None:
-            check_ways_back(self._policy, batches, checkpointer, root)
+            check_ways_back(policy, batches, checkpointer, root)
         self._session = session
         self._is_on = mode != "disabled"
         self._may_repeat = mode in ("validate_results", "report_determinism_stats")
         self._watch = ResultWatch()
         self._reader = StepReader(waits=read == "now")
-        self._counting = StepNumbers(session)
-        self._suspects = SuspectSteps()
         self._asked: Any = None
         owns_loop = rollback is None
         if rollback is None:
             rollback = Rollback(state, session, checkpointer=checkpointer, root=root)
-        skips = "skip" in self._policy.by_kind.values()
+        skips = "skip" in policy.by_kind.values()
         if batches is not None and not isinstance(batches, Batches):
             batches = Batches(batches, state, rollback.skips.spans, skips=skips)
         self._batches: Batches[Any] | None = batches
         if self._is_on:
-            self._begin(state, replicas, rollback)
+            self._begin(state, replicas, policy, rollback)
             if owns_loop:
                 self._mind_end(session, batches)
 
-    def _begin(self, state: Mapping[str, Any], replicas: Any, rollback: Rollback) -> None:
+    def _begin(
+        self,
+        state: MutableMapping[str, Any],
+        replicas: Any,
+        policy: NumericsPolicy,
+        rollback: Rollback,
+    ) -> None:
         self._parts = TrainingParts(state)
-        self._outputs = OutputNorm(self._parts.modules)
-        self._agreement = RankAgreement()
-        self._is_warned = self._is_late = False
-        self._seen: Sighting | None = None
-        self._step_news, self._replica_news = JudgementNews(), JudgementNews()
-        self._steps = self._alike = self._hashed_at = self._equal_at = 0
-        """The steps of the last hashes, and of the last hashes that were equal."""
-        self._is_behind = self._mode == "observe" and self._agreement.ranks.size > 1
-        """Whether ranks agree on a step while they make the next one: nothing is run again."""
-        self._moved = rollback.skips.moved
-        """The act whose step is made again first, on other nodes than before."""
-        self._examination = StepExamination(
-            self._parts,
-            self._agreement,
-            replicas,
-            keeps_inputs=bool(self._moved) or self._policy.elsewhere == "move",
-        )
-        ranks = self._agreement.ranks
-        self._parts.is_staged = ranks.size not in (1, len(self._examination.own_peers))
-        names = chain.from_iterable(ranks.gather(self._parts.groups, list[str]))
-        self._parts.name_groups(list(dict.fromkeys(names)))  # stages have different ones
-        self._present = PresentStep(self._parts)
-        self._reporter = NumericsReporter(ranks.rank, self._session)
-        if text := useless(self._policy, self._mode):
-            self._reporter.warn(text)
         if self._may_repeat and not self._parts.named:
             raise ValueError(
                 f"mode={self._mode!r} needs the model in the state: the gradients of a step that "
                 "is run again are put back"
             )
-        self._counts = DeterminismCounts(self._parts.groups)
-        self._counted_at = monotonic()
-        self._replicas = ReplicaHash(
-            self._parts.named,
-            self._parts.groups,
-            self._parts.group_of,
-            self._parts.modules,
-            ranks,
+        self._outputs = OutputNorm(self._parts.modules)
+        self._agreement = RankAgreement()
+        self._ranks = self._agreement.ranks
+        self._reporter = NumericsReporter(self._ranks.rank, self._session)
+        self._counting = StepNumbers(self._session, self._reporter.warn)
+        if text := useless(policy, self._mode):
+            self._reporter.warn(text)
+        self._steps, self._counted_at = 0, monotonic()
+        self._is_late = False
+        """Whether values of the last step came late on any rank, so that it is not run again."""
+        self._doubted_turn = -1
+        self._seen: Sighting | None = None
+        """What this rank has called the others for."""
+        self._moved = rollback.skips.moved
+        self._validates = self._may_repeat and bool(
+            self._mode == "report_determinism_stats" or self._validate_every or self._moved
+        )
+        self._decisions = StepDecisions(
+            self._parts,
+            self._agreement,
+            self._mode,
+            policy,
+            rollback,
+            self._batches,
+            self._reporter,
             replicas,
         )
-        is_unknown = self._replicas.is_unknown and not self._replicas.has_replicas
-        if ranks.size > 1 and is_unknown and not self._examination.own_peers:
-            self._reporter.warn(
-                f"no replicas are known among {ranks.size} ranks, so parameters are not compared, "
-                "and no other rank can compute a step: if ranks have equal parameters, give the "
-                "DistributedDataParallel module in the state, or replicas=group"
-            )
-        self._actions = NumericsActions(
-            self._policy, rollback, self._batches, self._reporter, ranks.size
-        )
+        self._replicas, self._present = self._decisions.replicas, self._decisions.present
+        self._alarm: RankAlarm | None = None
+        if self._mode == "observe":
+            self._begin_alarm()
+
+    def _begin_alarm(self) -> None:
+        """From here on, ranks agree on a step only if one calls the others."""
+        self._alarm = self._agreement.alarm()
+        if self._alarm is not None:
+            finalize(self, self._alarm.close)
 
     def __iter__(self) -> Iterator[Any]:
         """The batches of one pass; those of a refused step come again."""
+        if not self._is_on:
+            yield from self._batches or ()
+            return
         try:
             for batch in self._batches or ():
-                self._counting.settle()
-                if self._is_on and (text := self._counting.begin()):
-                    self._warn_once(text)
+                self._counting.begin()
                 if self._may_repeat:
                     self._present.note_batch()
                 yield batch
         finally:  # also if the script leaves its loop
-            if self._is_on and self._counts.again:
+            if self._decisions.counts.again:
                 self._report_counts()
 
     def compute(self, function: Callable[..., Result], batch: Any = NO_BATCH) -> Result:
@@ -198,14 +167,14 @@ class Numerics:
         gradients, and nothing else; with a batch as its argument, also on another rank.
         """
         if self._is_on:
-            if text := self._counting.begin():
-                self._warn_once(text)
+            self._counting.begin()
             self._outputs.is_open = True
-        is_validated = self._may_repeat and self._is_validated(self._counting.next_step())
-        if not self._may_repeat or (self._is_behind and not is_validated):
-            result: Result = function() if batch is NO_BATCH else function(batch)
-            return result
-        return self._present.compute(function, batch, is_recorded=is_validated)
+            if self._may_repeat:
+                is_validated = self._validates and self._is_validated(self._counting.next_step())
+                if is_validated or not self._is_late:
+                    return self._present.compute(function, batch, is_recorded=is_validated)
+        result: Result = function() if batch is NO_BATCH else function(batch)
+        return result
 
     def accepts(self, *, loss: Any = None, grad_norm: Any = None, lr: float | None = None) -> bool:
         """Whether this step counts; False if its batches come again, or the training has gone back.
@@ -214,48 +183,85 @@ class Numerics:
         """
         if not self._is_on:
             return True
-        step = self._counting.next_step()
-        if text := self._counting.decide():
-            self._warn_once(text)
-        self._equal_at = self._equal_at or step
-        output = self._outputs.taken(is_wanted=loss is None)
+        step = self._counting.decide()
+        if not self._steps:
+            self._replicas.equal_at = self._replicas.equal_at or step
+        output = None
+        if loss is None or self._outputs.is_watched:
+            output = self._outputs.taken(is_wanted=loss is None)
         rate = self._rate() if lr is None else lr
         arrived = self._reader.read(step, loss, grad_norm, rate, output)
-        decision = self._decide(step, self._look(arrived))
+        decision = self._decided(step, self._look(arrived))
         if decision.is_accepted:
             return self._accept(step, arrived)
         is_back = decision.to_step is not None
         self._refuse(step - 1 if decision.to_step is None else decision.to_step, is_back=is_back)
         return False
 
-    def _decide(self, step: int, sighting: Sighting | None) -> StepDecision:
+    def _decided(self, step: int, sighting: Sighting | None) -> StepDecision:
         """Agree with the other ranks on what is seen, and act."""
+        replicas, alarm = self._replicas, self._alarm
+        if replicas.is_pending:
+            replicas.go_on()
         own = _UNEXPECTED if sighting is not None else 0
-        replicas = self._replicas
-        if replicas.is_pending and not replicas.is_ready():
-            own |= _NOT_READY
-        if self._reader.is_late:
-            own |= _LATE
-        if self._is_behind:
-            agreed = self._agreement.exchanged(own)
-            sighting, self._seen = self._seen, sighting
+        if replicas.judgement is not None:
+            own |= _DIFFERS
+        if alarm is not None:
+            alarm.turn += 1
+            if own or alarm.is_called or self._validates:
+                return self._answer(alarm, step, sighting)
+            return ACCEPTED
+        agreed = self._agreement.joined(own | _LATE if self._reader.is_late else own)
+        if not agreed and not self._validates:
+            self._is_late, self._decisions.alike = False, 0
+            return ACCEPTED
+        return self._decide(step, sighting, agreed)
+
+    def _answer(self, alarm: RankAlarm, step: int, sighting: Sighting | None) -> StepDecision:
+        """Decide if a rank has called for this step, and call for what this rank has seen."""
+        decision = ACCEPTED
+        is_validated = self._validates and self._is_validated(step)
+        if (alarm.is_called and alarm.is_due()) or is_validated:
+            seen, self._seen = self._seen, sighting
+            decision = self._decide_all(alarm, step, seen)
         else:
-            agreed = self._agreement.joined(own)
-            self._is_behind = bool(agreed & _LATE)
-        self._is_late = bool(agreed & _LATE)
-        decision = _ACCEPTED
-        if replicas.is_pending and not agreed & _NOT_READY:
-            if replicas.is_gathering:
-                decision = self._act_on_replicas(step, replicas.finish()) or _ACCEPTED
-            else:
-                replicas.gather()
-        is_unexpected = agreed & _UNEXPECTED
-        if not is_unexpected:
-            self._alike = 0
-        is_examined = is_unexpected or (self._may_repeat and self._is_validated(step))
+            self._seen = self._seen or sighting
+        if decision.is_accepted and (self._seen or self._replicas.judgement):
+            alarm.call()
+        return decision
+
+    def _decide_all(
+        self, alarm: RankAlarm | None, step: int, sighting: Sighting | None
+    ) -> StepDecision:
+        """Decide in a turn in which all ranks do."""
+        own = _UNEXPECTED if sighting is not None else 0
+        if alarm is None:
+            return self._decide(step, sighting, self._agreement.joined(own | _DIFFERS))
+        self._replicas.settle()  # before another message to all ranks
+        agreed = self._ranks.highest([own])[0] | _DIFFERS
+        if agreed & _UNEXPECTED:
+            if alarm.turn > self._doubted_turn + 1:
+                self._decisions.alike = 0
+            self._doubted_turn = alarm.turn
+        return self._decide(step, sighting, agreed)
+
+    def _decide(self, step: int, sighting: Sighting | None, agreed: int) -> StepDecision:
+        """Act on what all ranks have agreed on."""
+        decisions = self._decisions
+        if self._alarm is None:
+            self._is_late = agreed >= _LATE
+            if self._is_late:
+                self._begin_alarm()
+        if not agreed & _UNEXPECTED:
+            decisions.alike = 0
+        is_examined = agreed & _UNEXPECTED or (self._validates and self._is_validated(step))
+        if not is_examined and not agreed & _DIFFERS:
+            return ACCEPTED
+        decision = decisions.act_on_replicas(step, self._replicas.taken()) or ACCEPTED
         if is_examined and decision.is_accepted:
+            moved, self._moved = self._moved_to(step), None
             with self._session.section("numerics", "evaluation"):
-                decision = self._examine(step, sighting)
+                decision = decisions.examine(step, sighting, self._watch.usual_loss, moved)
         return decision
 
     def _mind_end(self, session: "Session", batches: Batches[Any] | None) -> None:
@@ -271,28 +277,29 @@ class Numerics:
         All ranks call it. A training that goes back in place cannot do so any more.
         """
         if self._is_on and self._steps:
-            self._actions.is_over = True
+            self._decisions.actions.is_over = True
             self._ends_pass()
-            self._act_on_replicas(self._counting.next_step() - 1, self._replicas.compared_now())
+            step = self._counting.next_step() - 1
+            self._decisions.act_on_replicas(step, self._replicas.compared_now(step))
 
     def _ends_pass(self) -> bool:
         """Decide on the steps that the ranks have not agreed on; whether the training went back."""
-        if not self._steps or not self._is_behind:
+        if not self._steps or not (self._alarm or self._is_late):
             return False
         step, arrived = self._counting.next_step() - 1, self._reader.arrived(waits=True)
-        decision = self._decide(step, self._look(arrived))
-        if decision.is_accepted and self._is_late:
-            decision = self._decide(step, None)
-        if decision.to_step is not None:
-            self._refuse(decision.to_step, is_back=True)
-            return True
+        seen, self._seen = self._seen, None
+        for sighting in (seen, self._look(arrived)):
+            decision = self._decide_all(self._alarm, step, sighting)
+            if decision.to_step is not None:
+                self._refuse(decision.to_step, is_back=True)
+                return True
         for values in arrived:
-            self._watch.learn(*values)
+            self._watch.learn(values.step, values.loss, values.grad_norm, values.lr, values.output)
         return False
 
     def _session_over(self) -> None:
         try:
-            if self._agreement.ranks.size == 1 or dist.is_initialized():
+            if self._ranks.size == 1 or dist.is_initialized():
                 self.finish()
         except RestartNeededError:
             raise
@@ -301,13 +308,15 @@ class Numerics:
 
     def leave(self) -> None:
         """Give up: others that wait for this rank get an error once it has dropped this object."""
+        if self._alarm is not None:
+            self._alarm.close()
         self._agreement.leave()
 
     def state_dict(self) -> dict[str, Any]:
         """The statistics of this rank."""
         if not self._is_on:
             return {}
-        self._asked = (saved_statistics(self._watch, self._suspects),)
+        self._asked = (saved_statistics(self._watch, self._decisions.suspects),)
         return {self._key: self._asked}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -315,37 +324,32 @@ class Numerics:
         whole = state.get(self._key, self._asked) if self._is_on else self._asked
         if whole is self._asked:
             return
-        self._watch, self._suspects, text = restored_statistics(whole)
+        self._watch, self._decisions.suspects, text = restored_statistics(whole)
         if text:
             self._reporter.warn(text)
 
     @property
     def _key(self) -> str:
-        ranks = self._agreement.ranks
-        return f"rank-{ranks.rank}-of-{ranks.size}"
+        return f"rank-{self._ranks.rank}-of-{self._ranks.size}"
 
     def _is_validated(self, step: int) -> bool:
-        if self._mode == "report_determinism_stats" or self._is_moved(step):
+        if self._mode == "report_determinism_stats" or self._moved_to(step):
             return True
         every = self._validate_every
         return every > 0 and step % every == 0
 
-    def _is_moved(self, step: int) -> bool:
-        """Whether the step is compared with what ranks computed before they moved."""
-        return self._moved is not None and not self._steps and step == self._moved.step
-
-    def _is_hashed(self, step: int) -> bool:
-        if not self._hash_every or step % self._hash_every:
-            return False
-        return self._replicas.has_replicas and not self._replicas.is_pending
+    def _moved_to(self, step: int) -> ActRecord | None:
+        """The act after which ranks make this step first, to compare it with another round's."""
+        moved = None if self._steps else self._moved
+        return moved if moved and moved.step == step else None
 
     def _report_counts(self) -> None:
         self._counted_at = monotonic()
-        self._reporter.report(self._counts.event(self._steps))
+        self._reporter.report(self._decisions.counts.event(self._steps))
 
     def _rate(self) -> float | None:
-        for optimizer in self._parts.optimizers:
-            rate = optimizer.param_groups[0].get("lr")
+        if self._parts.optimizers:
+            rate = self._parts.optimizers[0].param_groups[0].get("lr")
             return rate if isinstance(rate, float) else None
         return None
 
@@ -361,23 +365,24 @@ class Numerics:
 
     def _accept(self, step: int, arrived: list[StepValues]) -> bool:
         for values in arrived:
-            self._watch.learn(*values)
-            if self._session.is_watched:
+            self._watch.learn(values.step, values.loss, values.grad_norm, values.lr, values.output)
+            if self._session._link.attached:  # noqa: SLF001 - one package
                 has_band = not step % _BAND_EVERY
                 self._show("loss", values.loss, has_band=has_band)
                 self._show("grad_norm", values.grad_norm, has_band=has_band)
         if self._batches is not None:
             self._batches.taken(step)
         self._counting.made(step)
-        self._suspects.accepted()
+        if not self._decisions.suspects.are_none:
+            self._decisions.suspects.accepted()
+        self._steps += 1
+        if self._hash_every and not step % self._hash_every and self._replicas.has_replicas:
+            self._replicas.start(step)
         if self._may_repeat:
             self._present.clear()
-        self._steps += 1
-        if self._is_hashed(step):
-            self._hashed_at = step
-            self._replicas.start()
-        if self._counts.again and monotonic() - self._counted_at > _COUNTED_EVERY_S:
-            self._report_counts()
+            counts = self._decisions.counts
+            if counts.again and monotonic() - self._counted_at > _COUNTED_EVERY_S:
+                self._report_counts()
         return True
 
     def _show(self, name: Series, value: float | None, *, has_band: bool) -> None:
@@ -391,134 +396,7 @@ class Numerics:
     def _refuse(self, made: int, *, is_back: bool) -> None:
         """The training goes on after the step `made`."""
         if is_back:
-            self._alike = 0
-            self._step_news, self._replica_news = JudgementNews(), JudgementNews()
             self._seen = None
-            self._present.leave()
             self._reader.forget()
-            if self._replicas.is_pending:
-                self._replicas.finish()
-            self._equal_at = made + 1
         self._counting.refused(made)
-        self._suspects.refused(made)
-        self._present.clear()
-
-    def _examine(self, step: int, sighting: Sighting | None) -> StepDecision:
-        """Find out what computed the step's results, and act."""
-        is_present = sighting is None or sighting.step == step
-        calls = len(self._present.calls) if is_present else 0
-        own = local_view(step, sighting, calls, self._watch.usual_loss)
-        views = self._agreement.ranks.gather(own, LocalView)
-        doubt = self._doubt_of(step, views)
-        self._alike = self._alike + 1 if doubt.ranks else 0
-        if self._alike > ALIKE_MOST:
-            self._warn_of_more(doubt.step)
-            return _ACCEPTED
-        if not self._is_moved(step):
-            self._actions.report_suspicion(doubt)
-        every = {view.calls for view in views}
-        if len(every) > 1 or not min(every) or self._present.before is None:
-            return self._act_unjudged(doubt)
-        replicas = self._replicas
-        if replicas.has_replicas:  # with other parameters its results are others, too
-            self._hashed_at = step
-            decision = self._act_on_replicas(step, replicas.compared_now())
-            if decision is not None:
-                return decision
-        return self._run_again(step, doubt, views)
-
-    def _run_again(self, step: int, doubt: StepCase, views: list[LocalView]) -> StepDecision:
-        """Judge the step by computing it again, and act."""
-        is_counted = self._mode == "report_determinism_stats"
-        data = self._batches.position if self._batches else None
-        results = self._examination.run(self._present, data, is_counted=is_counted)
-        self._counts.add(results)
-        rounding = 0.0 if all(view.is_exact for view in views) else ROUNDING
-        usual_loss = max(number(view.usual_loss) for view in views)
-        groups = self._parts.groups
-        judgement = judge(doubt.unexpected, results, groups, rounding, usual_loss)
-        if judgement and judgement.kind == "persistent" and len(judgement.ranks) > 1:
-            judgement = self._examination.told_apart(self._present, judgement, results)
-        if (moved := self._moved) is not None and self._is_moved(step):
-            self._moved = None
-            comparison = ResultComparison(results, groups, rounding, usual_loss)
-            places = self._examination.places
-            decision = self._actions.act_after_move(
-                doubt, judgement, moved, results, comparison, places, self._put_back
-            )
-            if decision is not None:
-                return decision
-            self._actions.report_suspicion(doubt)
-        if is_counted or not self._step_news.has(judgement):
-            return _ACCEPTED
-        assert judgement is not None
-        if judgement.kind != "not_reproducible_and_not_local":
-            self._suspects.doubt(doubt.moved_at)
-        self._actions.report_judgement(doubt, judgement, results, self._examination.places)
-        return self._actions.act(
-            doubt, judgement, is_judged=True, put_back=self._put_back, results=results
-        )
-
-    def _doubt_of(self, step: int, views: list[LocalView]) -> StepCase:
-        suspects = tuple(rank for rank, view in enumerate(views) if view.signal)
-        seen_at = max((views[rank].step for rank in suspects), default=step)
-        doubt = StepCase(
-            case=views[0].case,
-            step=seen_at,
-            present=step,
-            unexpected=chosen_result(views),
-            ranks=suspects,
-            suspect_since=self._suspects.since,
-        )
-        if suspects:
-            self._suspects.doubt(doubt.moved_at)
-        return doubt
-
-    def _act_on_replicas(self, step: int, judgement: ResultJudgement | None) -> StepDecision | None:
-        """Act if replicas differ; None if they do not."""
-        is_news = self._replica_news.has(judgement)
-        if judgement is None:
-            self._equal_at = self._hashed_at
-            return None
-        if not is_news:
-            return _ACCEPTED
-        (case,) = self._agreement.ranks.follow([new_case()], list[str])
-        nan = float("nan")
-        unexpected = UnexpectedResult("replicas_differ", nan, None, None, self._equal_at)
-        doubt = StepCase(
-            case=case,
-            step=step,
-            present=step,
-            unexpected=unexpected,
-            ranks=judgement.ranks,
-            suspect_since=self._suspects.since,
-        )
-        self._actions.report_suspicion(doubt)
-        self._actions.report_judgement(doubt, judgement, (), self._examination.places)
-        return self._actions.act(doubt, judgement, is_judged=True, put_back=self._put_back)
-
-    def _act_unjudged(self, doubt: StepCase) -> StepDecision:
-        """The step cannot be run again: act as for a result that comes again everywhere."""
-        if doubt.unexpected is None:
-            return _ACCEPTED
-        text = f"{doubt.signal} of {doubt.unexpected.value:.6g}, and the step was not run again"
-        judgement = ResultJudgement("correct_but_unexpected", doubt.ranks, "", text)
-        return self._actions.act(doubt, judgement, is_judged=False, put_back=self._put_back)
-
-    def _put_back(self) -> None:
-        """Make the state as it was before the step, which comes again."""
-        self._present.put_back()
-        if self._batches is not None:
-            self._batches.again()
-
-    def _warn_of_more(self, step: int) -> None:
-        if self._alike == ALIKE_MOST + 1:
-            self._reporter.warn(
-                f"step {step} is unexpected like the {ALIKE_MOST} before it: the training goes on, "
-                "and until a step is as expected, more are neither run again nor reported"
-            )
-
-    def _warn_once(self, text: str) -> None:
-        if not self._is_warned:
-            self._is_warned = True
-            self._reporter.warn(text)
+        self._decisions.refuse(made, is_back=is_back)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, assert_never, get_args
 
+from trainer_sdk.checkpoint import arguments
 from trainer_sdk.numerics.judgement import Kind, ResultJudgement
 
 Mode = Literal["disabled", "observe", "validate_results", "report_determinism_stats"]
@@ -54,8 +55,7 @@ class NumericsPolicy:
             raise ValueError(f"refused is observe or stop, and is {self.refused!r}")
         if self.elsewhere not in ("report", "move"):
             raise ValueError(f"elsewhere is report or move, and is {self.elsewhere!r}")
-        if self.budget < 0:
-            raise ValueError(f"budget is at least 0, and is {self.budget}")
+        arguments.whole("budget", self.budget)
 
     @property
     def by_kind(self) -> dict[str, Action]:

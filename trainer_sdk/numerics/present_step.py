@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainer_sdk.numerics.replay import OwnGradients, StepCall
-from trainer_sdk.numerics.snapshot import RandomStates, Snapshot, TrainingParts
+from trainer_sdk.numerics.snapshot import RandomStates, Snapshot, TrainingParts, random_states
 from trainer_sdk.numerics.statistics import ResultWatch
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class PresentStep:
         self.before: Snapshot | None = None
         self.own = OwnGradients(parts)
         """What is recorded of the gradients of the first computation."""
+        self._is_recorded = False
 
     def note_batch(self) -> None:
         """A batch is given; one that comes again finds the random states of the first time."""
@@ -36,7 +37,7 @@ class PresentStep:
             states = self._comes_again.popleft()
             states.put_back()
         else:
-            states = RandomStates()
+            states = random_states()
         self._at_batches.append(states)
 
     def compute(self, function: Callable[..., Result], batch: Any, *, is_recorded: bool) -> Result:
@@ -45,7 +46,7 @@ class PresentStep:
             self.before = Snapshot(self._parts, self._parameters, again=True)
             states = self.before.random
         else:
-            states = RandomStates()
+            states = random_states()
         call = StepCall(function, batch, states)
         self.calls.append(call)
         try:
@@ -56,6 +57,7 @@ class PresentStep:
         return result
 
     def _recorded(self, call: StepCall) -> Any:
+        self._is_recorded = True
         with self.own.recorded():
             return call.run()
 
@@ -83,7 +85,9 @@ class PresentStep:
     def _forget_calls(self) -> None:
         self.calls.clear()
         self.before = None
-        self.own.clear()
+        if self._is_recorded:
+            self._is_recorded = False
+            self.own.clear()
 
     def _reset_scalers(self) -> None:
         for scaler in self._parts.scalers:
@@ -102,10 +106,13 @@ class SuspectSteps:
         """The first suspect step."""
         self._healthy = 0
         self._doubted: int | None = None
+        self.are_none = True
+        """Whether nothing is suspect or in doubt."""
 
     def doubt(self, moved_at: int) -> None:
         """The present step is in doubt; the statistics have moved since `moved_at`."""
         self._doubted = moved_at
+        self.are_none = False
 
     def accepted(self) -> None:
         """The present step counts."""
@@ -117,6 +124,7 @@ class SuspectSteps:
             self._healthy += 1
             if self._healthy == _HEALTHY:
                 self.since = None
+        self.are_none = self.since is None
 
     def refused(self, made: int) -> None:
         """The training goes on after the step `made`."""
@@ -131,6 +139,7 @@ class SuspectSteps:
     def load(self, state: list[Any]) -> None:
         """Go on from there."""
         self.since, self._healthy = state
+        self.are_none = self.since is None
 
 
 def saved_statistics(watch: ResultWatch, suspects: SuspectSteps) -> dict[str, Any]:
@@ -159,8 +168,10 @@ def restored_statistics(saved: Any) -> tuple[ResultWatch, SuspectSteps, str]:
 class StepNumbers:
     """The number of the step that is being made; a refused step does not count."""
 
-    def __init__(self, session: "Session") -> None:
+    def __init__(self, session: "Session", warn: Callable[[str], None]) -> None:
         self._session = session
+        self._warn = warn
+        self._is_warned = False
         self._made = session.steps_made
         self._counted: int | None = None
         """What the session had counted when the last step was decided."""
@@ -169,29 +180,37 @@ class StepNumbers:
         """How many steps the session had counted when the last step was decided."""
         self._is_begun: bool | None = None
 
-    def begin(self) -> str:
-        """A batch is given or computed; returns what is wrong with the loop, or nothing."""
+    def begin(self) -> None:
+        """A batch is given or computed."""
         self._is_begun = True
+        if self._is_refused:
+            self.settle()
         calls = self._session._steps - self._calls  # noqa: SLF001 - one package
-        return f"{calls} steps were made without accepts: {_EACH_STEP}" if calls > 1 else ""
+        if calls > 1:
+            self._warn_once(f"{calls} steps were made without accepts")
 
-    def decide(self) -> str:
-        """A step is decided; returns what is wrong with the loop, or nothing."""
-        is_again = self._is_begun is False
-        self._is_begun = False if self._is_begun else self._is_begun
+    def decide(self) -> int:
+        """A step is decided; its number."""
+        if self._is_begun:
+            self._is_begun = False
+        elif self._is_begun is not None:
+            self._warn_once("accepts was called twice in a step")
         self._calls = self._session._steps  # noqa: SLF001 - one package
-        return f"accepts was called twice in a step: {_EACH_STEP}" if is_again else ""
+        counted = self._session._step  # noqa: SLF001 - one package
+        if self._is_refused or counted == self._counted:
+            return self.next_step()
+        return counted + 1
 
     def next_step(self) -> int:
         """The step that is being made."""
         if self._is_refused:
             self.settle()
-        counted = self._session.steps_made
+        counted = self._session._step  # noqa: SLF001 - one package
         return (self._made if counted == self._counted else counted) + 1
 
     def made(self, step: int) -> None:
         """The step counts."""
-        self._made, self._counted = step, self._session.steps_made
+        self._made, self._counted = step, self._session._step  # noqa: SLF001 - one package
 
     def refused(self, made: int) -> None:
         """Go on after step `made`; the script's call after the refused step does not count."""
@@ -204,3 +223,8 @@ class StepNumbers:
         if self._is_refused:
             self._is_refused = False
             self._session._step = self._made  # noqa: SLF001 - one package
+
+    def _warn_once(self, text: str) -> None:
+        if not self._is_warned:
+            self._is_warned = True
+            self._warn(f"{text}: {_EACH_STEP}")

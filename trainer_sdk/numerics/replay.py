@@ -26,6 +26,8 @@ _PART = 1 << 24
 class StepCall:
     """A call of the training's function, which can be made again."""
 
+    __slots__ = ("_casts", "batch", "before", "function", "loss")
+
     def __init__(self, function: Callable[..., Any], batch: Any, before: RandomStates) -> None:
         self.function = function
         self.batch = batch
@@ -36,18 +38,16 @@ class StepCall:
     def run(self, batch: Any = NO_BATCH) -> Any:
         """Call the function, and keep its loss."""
         batch = self.batch if batch is NO_BATCH else batch
-        result = self._cast_run(batch) if self._casts else self._run(batch)
+        given = () if batch is NO_BATCH else (batch,)
+        result = self._cast_run(given) if self._casts else self.function(*given)
         self.loss = _loss_of(result)
         return result
 
-    def _run(self, batch: Any) -> Any:
-        return self.function() if batch is NO_BATCH else self.function(batch)
-
-    def _cast_run(self, batch: Any) -> Any:
+    def _cast_run(self, given: Any) -> Any:
         with ExitStack() as casting:
             for kind, dtype in self._casts:  # a script that runs it again may have left its own
                 casting.enter_context(torch.autocast(kind, dtype))
-            return self._run(batch)
+            return self.function(*given)
 
 
 def loss_of(calls: Sequence[StepCall]) -> float | None:

@@ -47,7 +47,7 @@ class HashLayout(msgspec.Struct, frozen=True):
 class ReplicaHash:
     """Hashes the parameters of a rank, and compares the hashes of its replicas.
 
-    All ranks make it together, and call all but `is_ready` at the same steps.
+    All ranks make it together, and call all but `go_on` at the same steps.
     `group_of` has the group of each parameter, as an index into `groups`. `replicas` are
     the ranks that have the same plain parameters, where no wrapper knows them.
     """
@@ -88,21 +88,30 @@ class ReplicaHash:
         self._copies: list[_HostCopy] = []
         self._gathered: list[Tensor] = []
         self._work: Work | None = None
+        self.hashed_at = 0
+        """The step of the last hashes."""
+        self.equal_at = 0
+        """The step of the last hashes that were equal."""
+        self.is_pending = False
+        """Whether a comparison has been started, and its end is not known here."""
+        self.judgement: ResultJudgement | None = None
+        """Which replica differs, until that is `taken`."""
 
     @property
     def has_replicas(self) -> bool:
         """Whether parameters of any rank can be compared; the same on all ranks."""
         return self._comparison.width > 0
 
-    @property
-    def is_pending(self) -> bool:
-        """Whether a comparison has been started and not finished; the same on all ranks."""
-        return bool(self._copies)
-
     @torch.no_grad()
-    def start(self) -> None:
-        """Hash the parameters as they are now; it waits for no device."""
-        assert not self.is_pending
+    def start(self, step: int) -> None:
+        """Hash the parameters as they are after this step; it waits for no device.
+
+        What has been found before, and was not taken, comes first.
+        """
+        self.settle()
+        if self.judgement is not None:
+            return
+        self.hashed_at, self.is_pending = step, True
         by_device: defaultdict[torch.device, list[int]] = defaultdict(list)
         for index, parameter in enumerate(self._parameters):
             by_device[parameter.device].append(index)
@@ -114,40 +123,50 @@ class ReplicaHash:
             for indices in by_device.values()
         ] or [_HostCopy([], torch.zeros(0, dtype=torch.int64, device="cpu"))]
         if self._is_on_host:
-            self.gather()
+            self._gather()
 
-    def is_ready(self) -> bool:
-        """Whether the next part of the comparison would not wait."""
+    def go_on(self) -> None:
+        """Do the next part of the comparison, if it would not wait."""
         if self._work is not None:
-            return self._work.is_completed()
-        return self.is_pending and all(copy.has_arrived() for copy in self._copies)
+            if self._work.is_completed():
+                self.settle()
+        elif all(copy.has_arrived() for copy in self._copies):
+            self._gather()
 
-    @property
-    def is_gathering(self) -> bool:
-        """Whether the hashes are on their way to all ranks."""
-        return self._work is not None
-
-    def finish(self) -> ResultJudgement | None:
-        """Wait for the hashes of all ranks, and return which replica differs; None if none does."""
-        assert self.is_pending
+    def settle(self) -> None:
+        """Wait for the end of the comparison."""
+        if not self.is_pending:
+            return
         if self._work is None:
-            self.gather()
+            self._gather()
         assert self._work is not None
         self._work.wait()
         hashes = [gathered.tolist() for gathered in self._gathered]
-        self._copies, self._gathered, self._work = [], [], None
-        return self._comparison.odd_one_out(hashes)
+        self._copies, self._gathered, self._work, self.is_pending = [], [], None, False
+        self.judgement = self._comparison.odd_one_out(hashes)
+        if self.judgement is None:
+            self.equal_at = self.hashed_at
 
-    def compared_now(self) -> ResultJudgement | None:
+    def taken(self) -> ResultJudgement | None:
+        """Wait for the comparison; which replica differs, once; None if none does."""
+        self.settle()
+        judgement, self.judgement = self.judgement, None
+        return judgement
+
+    def compared_now(self, step: int) -> ResultJudgement | None:
         """Hash, and wait for the comparison; None if there are no replicas, or none differs."""
         if not self.has_replicas:
             return None
-        if self.is_pending:
-            self.finish()
-        self.start()
-        return self.finish()
+        self.taken()
+        self.start(step)
+        return self.taken()
 
-    def gather(self) -> None:
+    def gone_back(self, made: int) -> None:
+        """The training goes on after an earlier step: what was found is of the past."""
+        self.taken()
+        self.equal_at = made + 1
+
+    def _gather(self) -> None:
         """Begin to send the hashes to all ranks; it waits for those of this rank."""
         hashes = torch.zeros(self._comparison.width, dtype=torch.int64, device="cpu")
         for copy in self._copies:

@@ -5,7 +5,7 @@ import random
 import struct
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_not
 from typing import Any, NamedTuple, cast
@@ -17,7 +17,7 @@ from trainer_sdk.numerics.replica_hash import local_part
 from trainer_sdk.numerics.unsharded import unsharded_parameters, with_wrappers
 
 GROUPS_MOST = 64
-_TWISTER_WORDS = 625
+_TWISTER_WORDS, _MARK_WORDS = 625, 4
 _KEY_BYTES = 4
 """Of a word of the key, and of the index before it."""
 _TORCH_INDEX, _TORCH_STORED, _TORCH_HEAD = 16, 5016, 192
@@ -50,6 +50,7 @@ class TrainingParts:
             for module in root.modules()
             for name in module._buffers  # noqa: SLF001
         ]
+        self.has_buffers = bool(self._buffers)
         self._present: list[Tensor | None] = []
         self._reused: _SmallBuffers | None = None
         self._large: dict[int, _LargeCopy] = {}
@@ -77,8 +78,6 @@ class TrainingParts:
 
     def buffers(self, *, again: bool = False) -> "list[KeptBuffer]":
         """The buffers as they are now, copied; `again` into the copies of the last such call."""
-        if not self._buffers:
-            return []
         present = [owner.get(name) for owner, name in self._buffers]
         if not again or not self._reused or any(map(is_not, present, self._present)):
             kept: list[KeptBuffer] = [
@@ -142,15 +141,18 @@ class _SmallBuffers(NamedTuple):
 class RandomStates:
     """The states of the generators of Python, numpy, torch and the current CUDA device."""
 
+    __slots__ = ("cuda", "numpy", "python", "torch")
+
     def __init__(self) -> None:
         self.python = _PYTHON.state()
         self.torch = _TORCH.state()[0]
-        self.numpy = _numpy_state() if "numpy" in sys.modules else None
+        self.numpy = _numpy_state()
         is_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         self.cuda = torch.cuda.get_rng_state() if is_cuda else None
 
     def put_back(self) -> None:
         """Continue from these states."""
+        _LAST.states = None
         for twister in (_PYTHON, _TORCH, _numpy):
             if twister is not None:
                 twister.forget()  # a normal number in store is not part of its mark
@@ -167,7 +169,8 @@ class _Twister:
 
     To ask for it makes 625 numbers, and costs more than the rest of a snapshot. So the generator's
     memory is looked at: each draw changes the index, and each 624th all words of the key. Where
-    the memory is not as expected, the state is asked for each time.
+    the memory is not as expected, or a normal number is in store, which can be drawn without a
+    move of the generator, the state is asked for each time.
     """
 
     def __init__(
@@ -175,26 +178,54 @@ class _Twister:
     ) -> None:
         self.owner = owner
         """Keeps the memory."""
-        memory = memoryview((ctypes.c_uint32 * _TWISTER_WORDS).from_address(address))
-        self._memory = memory.cast("B").cast("I")
-        self._index = index
+        memory = memoryview((ctypes.c_uint32 * _TWISTER_WORDS).from_address(address)).cast("B")
+        self._is_known = memory.cast("I").tolist() == words
+        begin = _KEY_BYTES * max(index - _MARK_WORDS + 1, 0)
+        self.marked = memory[begin : begin + _KEY_BYTES * _MARK_WORDS]
+        """The index, and the words next to it."""
+        self.mark = b""
+        """What these were when the state was asked for; empty if they do not tell."""
         self._read = read
-        self._is_known = self._memory.tolist() == words
-        self._mark: Any = None
         self._state: Any = None
 
     def state(self) -> Any:
         """The state now."""
-        memory = self._memory
-        mark = (memory[self._index], memory[1], memory[2], memory[3])
-        # A normal number in store can be drawn without a move of the generator.
-        if mark != self._mark or self._state[-1] or not self._is_known:
-            self._mark, self._state = mark, self._read()
+        mark = self.marked.tobytes()
+        if mark != self.mark:
+            self._state = self._read()
+            self.mark = mark if self._is_known and not self._state[-1] else b""
         return self._state
 
     def forget(self) -> None:
         """Ask for the state the next time."""
-        self._mark = None
+        self.mark = b""
+
+
+class _LastStates:
+    """The states of the last time, which serve again while no generator has moved."""
+
+    def __init__(self) -> None:
+        self.states: RandomStates | None = None
+        self._marked: Sequence[memoryview] = ()
+        self._marks = b""
+        self._owner: object = None
+
+    def again(self) -> RandomStates:
+        """The states now."""
+        states = self.states
+        if (
+            states is None
+            or b"".join(self._marked) != self._marks
+            or _numpy_random._bit_generator is not self._owner  # noqa: SLF001
+            or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        ):
+            states = RandomStates()
+            twisters = [twister for twister in (_PYTHON, _TORCH, _numpy) if twister is not None]
+            self._marked = [twister.marked for twister in twisters]
+            self._marks = b"".join(twister.mark for twister in twisters)
+            self._owner = getattr(_numpy, "owner", None)
+            self.states = states if _numpy is not None else None  # it may be imported later
+        return states
 
 
 def _python_twister() -> _Twister:
@@ -222,22 +253,31 @@ def _torch_state() -> tuple[Tensor, bool]:
     return state, any(stored)
 
 
+_LAST = _LastStates()
+random_states = _LAST.again
 _PYTHON = _python_twister()
 _TORCH = _torch_twister()
 _numpy: _Twister | None = None
+_numpy_random: Any = None
+"""The object whose methods are the functions of `numpy.random`."""
 
 
 def _numpy_state() -> Any:
-    global _numpy  # noqa: PLW0603 - like the generator
+    """That of numpy, which may be imported later, and whose generator may be replaced."""
+    global _numpy, _numpy_random  # noqa: PLW0603 - like the generator
+    if _numpy is not None and _numpy_random._bit_generator is _numpy.owner:  # noqa: SLF001
+        return _numpy.state()
+    if "numpy" not in sys.modules:
+        return None
     random_of: Any = sys.modules["numpy"].random
-    owner = random_of.get_bit_generator()
-    if _numpy is None or _numpy.owner is not owner:
-        if not isinstance(owner, random_of.MT19937):
-            return random_of.get_state()
-        _, key, index, *_ = random_of.get_state()
-        address = owner.ctypes.state_address
-        words = [*key.tolist(), index]
-        _numpy = _Twister(owner, address, _TWISTER_WORDS - 1, random_of.get_state, words)
+    _numpy_random = getattr(random_of.mtrand, "_rand", None)
+    owner = getattr(_numpy_random, "_bit_generator", None)
+    if not isinstance(owner, random_of.MT19937):
+        return random_of.get_state()
+    _, key, index, *_ = random_of.get_state()
+    words = [*key.tolist(), index]
+    address = owner.ctypes.state_address
+    _numpy = _Twister(owner, address, _TWISTER_WORDS - 1, random_of.get_state, words)
     return _numpy.state()
 
 
@@ -250,8 +290,8 @@ class Snapshot:
     def __init__(
         self, parts: TrainingParts, parameters: list[Tensor], *, again: bool = False
     ) -> None:
-        self.random = RandomStates()
-        self.buffers = parts.buffers(again=again)
+        self.random = random_states()
+        self.buffers = parts.buffers(again=again) if parts.has_buffers else []
         self._parameters = parameters
         self.gradients: list[Tensor | None] = [None] * len(parameters)
         for parameter in parameters:

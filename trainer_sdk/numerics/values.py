@@ -2,8 +2,9 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -13,7 +14,7 @@ from trainer_sdk.numerics.snapshot import local
 from trainer_sdk.sdk_log import warn_once
 
 
-class StepValues(NamedTuple):
+class StepValues(msgspec.Struct, frozen=True):
     """What a step has computed."""
 
     step: int
@@ -37,7 +38,14 @@ class StepReader:
         self, step: int, loss: Any, grad_norm: Any, lr: float | None, output: Any = None
     ) -> list[StepValues]:
         """Take the values of a step; return those of the steps that have arrived."""
-        loss, grad_norm = _scalar("loss", loss), _scalar("grad_norm", grad_norm)
+        if type(loss) is Tensor and loss.is_cpu and loss.numel() == 1:
+            loss = loss.item()
+        if type(grad_norm) is Tensor and grad_norm.is_cpu and grad_norm.numel() == 1:
+            grad_norm = grad_norm.item()
+        if type(loss) is not float:
+            loss = _scalar("loss", loss)
+        if type(grad_norm) is not float:
+            grad_norm = _scalar("grad_norm", grad_norm)
         if output is not None:
             output = _scalar("output", output)
         is_on_device = (
@@ -86,15 +94,16 @@ class OutputNorm:
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._modules = list(modules)
-        self._is_watched = False
+        self.is_watched = False
+        """Whether the model has hooks for it."""
         self.is_open = False
         """Whether the model computes the step for the first time."""
         self._squares: Tensor | None = None
 
     def taken(self, *, is_wanted: bool) -> Tensor | None:
         """The norm over all calls of the step; None where it was not wanted before."""
-        if is_wanted and self.is_open and not self._is_watched:
-            self._is_watched = True
+        if is_wanted and self.is_open and not self.is_watched:
+            self.is_watched = True
             for module in self._modules:
                 if module._compiled_call_impl is None:  # noqa: SLF001 - a hook would compile anew
                     module.register_forward_hook(self._see)

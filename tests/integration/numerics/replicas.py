@@ -131,11 +131,10 @@ def judged(kind: str) -> dict[str, Any]:
             flipped = "norm.weight" if kind == "tp" else "up.weight"
             flip(next(named[name] for name in named if name.endswith(flipped)))
         if replicas.has_replicas:
-            replicas.start()
-            if step == 2:  # ranks see at different times that they need not wait
-                while not replicas.is_ready():
-                    pass
-            judgement = replicas.finish()
+            replicas.start(step)
+            while step == 2 and replicas.is_pending:  # ranks come to its end at different times
+                replicas.go_on()
+            judgement = replicas.taken()
             judgements.append(judgement and [judgement.kind, judgement.ranks, judgement.group])
     return {"has": replicas.has_replicas, "judged": judgements}
 

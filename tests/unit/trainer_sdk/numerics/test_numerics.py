@@ -4,6 +4,7 @@ import inspect
 import random
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from trainer_sdk import layout
 from trainer_sdk.checkpoint import Checkpointer
 from trainer_sdk.numerics.numerics import Numerics
+from trainer_sdk.numerics.policy import NumericsPolicy
 from trainer_sdk.numerics.present_step import SuspectSteps
 from trainer_sdk.rank_session import Session, session
 from trainer_sdk.testing import Watch, watched
@@ -422,7 +424,9 @@ def test_a_session_makes_it() -> None:
     assert isinstance(session().numerics({}, []), Numerics)
     shown = inspect.signature(Session.numerics).parameters
     taken = inspect.signature(Numerics).parameters
-    assert {name: taken[name].default for name in shown if name != "self"} == {
-        name: choice.default for name, choice in shown.items() if name != "self"
+    actions = asdict(NumericsPolicy())
+    assert {name: taken[name].default for name in {*taken} & {*shown}} == {
+        name: choice.default for name, choice in shown.items() if name not in {"self", *actions}
     }
-    assert set(taken) - set(shown) == {"session", "rollback"}
+    assert {*taken, *actions} - {*shown} == {"session", "rollback", "actions"}
+    assert {name: shown[name].default or "observe" for name in actions} == actions

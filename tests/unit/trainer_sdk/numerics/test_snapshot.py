@@ -7,7 +7,7 @@ import numpy
 import torch
 from torch import nn
 
-from trainer_sdk.numerics.snapshot import GROUPS_MOST, RandomStates, Snapshot, TrainingParts
+from trainer_sdk.numerics.snapshot import GROUPS_MOST, Snapshot, TrainingParts, random_states
 
 
 def test_a_step_computes_the_same_again() -> None:
@@ -40,24 +40,23 @@ def test_generators_are_asked_only_when_they_have_moved() -> None:
     for draw in (random.random, random.gauss, numpy.random.rand, numpy.random.randn):
         random.seed(1)  # a normal number in store is not seen in the generator
         numpy.random.seed(1)
-        first, same = RandomStates(), RandomStates()
-        assert same.python is first.python
-        assert same.numpy is first.numpy
+        first, same = random_states(), random_states()
+        assert same is first
         for count in (1, 2, 3, 624):
-            states = RandomStates()
+            states = random_states()
             drawn = [draw() for _ in range(count)]
             states.put_back()
             assert [draw() for _ in range(count)] == drawn
     random.seed(4)
-    seeded = RandomStates()
+    seeded = random_states()
     assert seeded.python == random.getstate()
     random.seed(5)
-    assert RandomStates().python == random.getstate() != seeded.python
+    assert random_states().python == random.getstate() != seeded.python
 
 
 def test_states_are_those_of_the_generators_whatever_is_drawn() -> None:
     """Also normal numbers in store, which come and go while the generator stays as it is."""
-    dice, kept = random.Random(3), [RandomStates()]
+    dice, kept = random.Random(3), [random_states()]
     draws: list[Callable[[], object]] = [
         lambda: torch.randn(1),
         lambda: torch.randn(1, dtype=torch.float64),
@@ -70,7 +69,7 @@ def test_states_are_those_of_the_generators_whatever_is_drawn() -> None:
     ]
     for _ in range(2000):
         dice.choice(draws)()
-        states = RandomStates()
+        states = random_states()
         kept = [*kept[-20:], states]
         assert torch.equal(states.torch, torch.get_rng_state())
         assert states.python == random.getstate()
