@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, MutableMapping
     from types import TracebackType
-    from typing import Any, Literal
+    from typing import Any, Literal, TypeVar
 
     from trainer_sdk.checkpoint.checkpointer import Checkpointer
     from trainer_sdk.device.kernels import KernelTrace
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from trainer_sdk.numerics.policy import Action
     from trainer_sdk.trackers import Tracker
 
+    R = TypeVar("R")
 
 _IN_RING = layout.STEPS_ENTRIES - 1
 _MOST_STEPS = 1 << 62
@@ -263,6 +264,32 @@ class Session:
         from trainer_sdk.numerics.numerics import Numerics
 
         return Numerics(self, **choices)
+
+    def survive(
+        self,
+        build: "Callable[[], dict[str, Any]]",
+        *,
+        checkpointer: "Callable[[], Checkpointer] | None" = None,
+        place: str = "",
+        seed: int = 0,
+        park_within_s: float = 2.0,
+        backend: str | None = None,
+    ) -> "Callable[[Callable[..., R]], Callable[[], R]]":
+        """Decorate `train(state, step)`: its process goes on when other ranks have failed.
+
+        `build` makes the state: model, optimizer, position in the data. `train` is called with it
+        and the last finished step, at first and again after each change of the group, which is
+        made here. See `docs/guides/survive.md` for what both must promise.
+
+        `checkpointer` makes the `Checkpointer`, which `train` gets as a third argument. Equal texts
+        `place` mark replicas, if tensors do not tell. `seed` and rank seed each step. A rank that
+        does not leave its step for `park_within_s` is started anew.
+        """
+        choices = dict(locals())
+        del choices["self"]
+        from trainer_sdk.survive.loop import SurvivalChoices, survive
+
+        return survive(self, SurvivalChoices(**choices))
 
     def time_device(self) -> bool:
         """Have sections also measure their time on this rank's accelerator, by CUDA events.

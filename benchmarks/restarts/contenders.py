@@ -4,14 +4,19 @@ import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.restarts.ledger import Ledgers
 from benchmarks.restarts.ports import free_port
 from benchmarks.restarts.stage import Stage
 
-SCRIPTS = {"own": "train.py", "torch": "train_torch.py", "none": "train_by_hand.py"}
+SCRIPTS = {
+    "own": "train.py",
+    "torch": "train_torch.py",
+    "none": "train_by_hand.py",
+    "survives": "train_surviving.py",
+}
 """By the optimizer they use."""
 JOB = "bench"
 _UP_WITHIN_S = 30.0
@@ -85,7 +90,9 @@ class Everstep(Contender):
         with_up: bool = False,
         against: Revision | None = None,
         bus: tuple[str, Path] | None = None,
+        survives: bool = False,
     ) -> None:
+        self._survives = survives
         self._with_up = with_up
         self._bus = bus
         self._environ = {} if against is None else {"PYTHONPATH": f"{against.folder}:{_ROOT}"}
@@ -94,6 +101,8 @@ class Everstep(Contender):
             *("--max-restarts", "none", "--no-progress-limit", "none"),
         ]
         self.name = f"everstep {start}" + ("" if against is None else f" at {against.name}")
+        if survives:
+            self.name += " with survivors"
         if bus is not None:
             self.name += f" on {bus[0]}"
             self._options += ["--config", str(bus[1])]
@@ -109,7 +118,8 @@ class Everstep(Contender):
             options += ["--nnodes", str(shape.nodes), "--spares", str(shape.spares)]
         for place, node in enumerate(shape.names):
             own = ["--node-id", node, "--infra-rank", str(place)]
-            run = [*everstep, "run", *state, *own, *options, *training.command(stage)]
+            script = replace(training, optimizer="survives") if self._survives else training
+            run = [*everstep, "run", *state, *own, *options, *script.command(stage)]
             stage.start(node, run, self.environ(node))
 
     def environ(self, _node: str) -> Mapping[str, str]:

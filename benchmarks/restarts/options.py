@@ -67,7 +67,8 @@ def contenders(
 
 
 def _chosen(asked: argparse.Namespace, folder: Path, more: list[Contender]) -> list[Contender]:
-    found: list[Contender] = [Everstep("warm"), Everstep("cold"), torchrun(), *more]
+    survivors = Everstep("warm", survives=True)
+    found: list[Contender] = [Everstep("warm"), survivors, Everstep("cold"), torchrun(), *more]
     if asked.against is not None:
         other = Revision.installed(asked.against, folder / "against")
         found.insert(1, Everstep("warm", against=other))

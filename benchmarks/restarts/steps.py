@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 PACE_S = 0.02
+_MOST_RESTARTS = 1000
 
 
 class Stepping(Protocol):
@@ -30,15 +31,29 @@ def train(arguments: list[str], made_for: Callable[[nn.Module], Stepping]) -> No
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     model = nn.Linear(64, 64)
-    optimizer = made_for(model)
-    life = torch.tensor([os.getpid()])
+    step_for_ever(folder, model, made_for(model), lambda: None, rests=rests)
+
+
+def step_for_ever(
+    folder: Path,
+    model: nn.Module,
+    optimizer: Stepping,
+    finished: Callable[[], object],
+    *,
+    rests: bool,
+) -> None:
+    """Make steps, and leave the mark after the first; `finished` is called after each."""
+    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    life = torch.tensor([os.getpid() * _MOST_RESTARTS + restarts])  # rank 0 may have survived
     step(model, optimizer)
     dist.broadcast(life, 0)
     mark(folder, int(life))
+    finished()
     while rests:
         time.sleep(86_400)
     while True:
         step(model, optimizer)
+        finished()
         time.sleep(PACE_S)
 
 
@@ -50,7 +65,7 @@ def step(model: nn.Module, optimizer: Stepping) -> None:
 
 
 def mark(folder: Path, life: int) -> None:
-    """All ranks of one life of the training share `life`: the pid of its rank 0."""
+    """All ranks of one life of the training share `life`, by the process of its rank 0."""
     rank = dist.get_rank()
     body = {
         "at": time.monotonic(),

@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -180,6 +180,11 @@ class RoundWatch:
         if not rank.stepped:
             rank.stepped = True
             self._events.put_nowait(Stepped(round=self._round, rank=number, step=step))
+
+    def parked(self, ranks: Collection[int]) -> None:
+        """The round is over, and these ranks wait for the next: their pages stand still."""
+        for number in ranks:
+            self._ranks[number].gone = True
 
     def gone(self, line: Gone, now: float, memory: MemoryKill = "") -> None:
         """Its process has ended."""

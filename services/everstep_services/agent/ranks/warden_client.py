@@ -161,6 +161,7 @@ class WardenClient:
             case Signalled():
                 _answer(self._signalled, line)
             case AllStopped():
+                self.watch.parked(line.kept)
                 _answer(self._stopped, line)
             case ForgeUp() | ForgeDown():
                 self.warm = isinstance(line, ForgeUp)

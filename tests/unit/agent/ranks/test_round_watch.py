@@ -161,3 +161,18 @@ async def test_a_program_without_a_bootstrap_runs_as_soon_as_it_exists(tmp_path:
     watched.add(0, tmp_path, make_page(str(tmp_path / "page")))
     watched.spawned(SPAWNED, now=100.5)
     assert events(watched) == [RankRuns(4, 0, 9, "warm", 0.5)]
+
+
+def test_a_parked_rank_is_of_no_round_until_it_goes_on(watch: RoundWatch, tmp_path: Path) -> None:
+    """Its old page stands still, which is not a stall of the round that is about to begin."""
+    watch.spawned(SPAWNED, now=100.5)
+    watch.parked((0,))
+    before = watch.rank(0)
+    assert before is not None
+    assert before.gone
+    watch.begin(5, now=110.0)
+    watch.add(0, tmp_path, make_page(str(tmp_path / "page")))
+    watch.spawned(replace(SPAWNED, round=5, start="kept"), now=110.5)
+    after = watch.rank(0)
+    assert after is not None
+    assert not after.gone

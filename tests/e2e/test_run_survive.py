@@ -1,0 +1,81 @@
+"""Ranks that survive keep their process and their state: no step is lost, and the losses stay."""
+
+import socket
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+from tests.e2e.cluster import Cluster
+from tests.e2e.processes import SCRIPTS, Process, environment
+
+SCRIPT = str(SCRIPTS / "surviving.py")
+RANKS = 4
+WITHIN_S = 180.0
+FAILURES = {1: ("kill", 2, 8), 2: ("raise", 0, 15), 3: ("hang", 3, 22)}
+"""By round: what ends a rank, which, and in which step. Rank 0 has the store of its round."""
+
+
+def test_survivors_go_on_with_their_state_after_each_kind_of_failure(cluster: Cluster) -> None:
+    undisturbed = cluster.folder / "undisturbed"
+    undisturbed.mkdir()
+    train_alone(undisturbed)
+    failures = [f"{number}:{kind}:{rank}:{step}" for number, (kind, rank, step) in FAILURES.items()]
+    # Only where a rank hangs; elsewhere ranks that get no turn for a while have not stalled.
+    limits = ("--limit", "data=5", "--limit", "outside=60", "--max-restarts", "none")
+    options = ("--nproc-per-node", str(RANKS), *limits)
+    agent = cluster.run(*options, SCRIPT, str(cluster.folder), *failures)
+    assert agent.wait(WITHIN_S) == 0, agent.said
+    for rank in range(RANKS):
+        losses, processes = made(cluster.folder, rank)
+        expected, _ = made(undisturbed, rank)
+        assert losses == {step: expected[step] for step in losses}
+        model = f"model-{rank}"
+        assert (cluster.folder / model).read_bytes() == (undisturbed / model).read_bytes()
+        failed = sum(rank == each for _, each, _ in FAILURES.values())
+        assert len(processes) == 1 + failed
+    incidents = cluster.closed(len(FAILURES))
+    assert [incident["rank"] for incident in incidents] == [
+        rank for _, rank, _ in FAILURES.values()
+    ]
+    assert {incident["outcome"] for incident in incidents} == {"recovered"}
+    assert [incident["lost_steps"] for incident in incidents] == [0] * len(FAILURES)
+    for number, (_, lost, _) in FAILURES.items():
+        started = {
+            body["rank"]: body["start"]
+            for body in cluster.facts("rank_started")
+            if body["round"] == number + 1
+        }
+        assert {rank for rank, start in started.items() if start != "kept"} == {lost}
+
+
+def train_alone(folder: Path) -> None:
+    """The same training without an agent, in which nothing fails."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = str(bound.getsockname()[1])
+    own = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [
+        Process(
+            [sys.executable, SCRIPT, str(folder)],
+            environment(folder, "alone", **own, RANK=rank, LOCAL_RANK=rank, EVERSTEP_ATTACH="off"),
+            folder / f"rank-{rank}.log",
+        )
+        for rank in map(str, range(RANKS))
+    ]
+    try:
+        assert [rank.wait(WITHIN_S) for rank in ranks] == [0] * RANKS
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert "does not survive the failure of a rank: only `everstep run`" in ranks[0].said
+
+
+def made(folder: Path, rank: int) -> tuple[dict[int, str], set[str]]:
+    """The loss of each step, which is the same each time it was made; and the processes."""
+    losses: dict[int, set[str]] = defaultdict(set)
+    processes = set()
+    for line in (folder / f"losses-{rank}").read_text().splitlines():
+        step, loss, process = line.split()
+        losses[int(step)].add(loss)
+        processes.add(process)
+    return {step: value for step, (value,) in losses.items()}, processes
