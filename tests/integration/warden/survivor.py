@@ -54,6 +54,9 @@ def go_on(line: GoOn) -> None:
     redirect(line.stdout, 1, _APPEND)
     redirect(line.stderr, 2, _APPEND)
     link = AgentLink(os.environ)
+    if agent_link.bootstrap_link is not None:
+        before = agent_link.bootstrap_link.words
+        link.words[layout.DEFERRED] = before[layout.DEFERRED]
     link.up()
     begin(link)
 

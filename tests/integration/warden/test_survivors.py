@@ -80,7 +80,7 @@ async def test_only_the_killed_rank_is_started_anew(tmp_path: Path, *, warm: boo
         gone = (await node.gone())[0]
         assert (gone.round, gone.rank, gone.was_told) == (3, 0, False)
         done = await node.keeper.stop(grace_s=60)
-        assert (done.ranks, done.kept) == ((1, 2), ())
+        assert (done.ranks, done.killed, done.kept) == ((1, 2), (), ())
         assert not {pid for pid in pids(before).values() if alive(pid)}
 
 
