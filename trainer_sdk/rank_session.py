@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from trainer_sdk.device.kernels import KernelTrace
     from trainer_sdk.numerics.numerics import Numerics
     from trainer_sdk.numerics.policy import Action
+    from trainer_sdk.survive.share import BatchShare
     from trainer_sdk.trackers import Tracker
 
     R = TypeVar("R")
@@ -290,6 +291,25 @@ class Session:
         from trainer_sdk.survive.loop import SurvivalChoices, survive
 
         return survive(self, SurvivalChoices(**choices))
+
+    def share(
+        self,
+        global_batch: int,
+        *,
+        at_most: int | None = None,
+        place: tuple[int, int] | None = None,
+        is_averaged: bool = True,
+    ) -> "BatchShare":
+        """Share the batch of each step: the rank gets micro-batches of at most `at_most` samples.
+
+        All ranks together have `global_batch` samples in a step, whatever the number of ranks.
+        `place` is the data-parallel rank, and how many there are; by default that of the default
+        group. `is_averaged` tells whether gradients are averaged over ranks, as DDP and FSDP do;
+        otherwise they are summed.
+        """
+        from trainer_sdk.survive.share import BatchShare
+
+        return BatchShare.of(global_batch, at_most=at_most, place=place, is_averaged=is_averaged)
 
     def time_device(self) -> bool:
         """Have sections also measure their time on this rank's accelerator, by CUDA events.

@@ -16,12 +16,13 @@ from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 import torch
-import torch.distributed as dist
 import xxhash
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset
 
 from trainer_sdk.checkpoint import arguments
+from trainer_sdk.checkpoint.loader_seeds import LoadersDraw, SeededBatch
 from trainer_sdk.sdk_log import warn_once
+from trainer_sdk.survive.share import BatchShare, own_place
 
 Batch = TypeVar("Batch")
 
@@ -140,43 +141,6 @@ class RngState:
             torch.cuda.set_rng_state(generators["cuda"])
 
 
-class _LoadersDraw:
-    """What a loader draws between its iterator of a sampler and its first batch.
-
-    An interrupted training draws it once more, in the middle of the stream.
-    """
-
-    def __init__(self) -> None:
-        self._before: torch.Tensor | None = None
-
-    def may_follow(self) -> None:
-        """A loader asks for an iterator; with workers it does so twice, and draws in between."""
-        self.take_back()
-        self._before = torch.get_rng_state()
-
-    def take_back(self) -> None:
-        """Put the generator back; one that anything else has moved stays as it is."""
-        before, self._before = self._before, None
-        if before is None:
-            return
-        drawn = torch.Generator("cpu")
-        drawn.set_state(before)
-        torch.empty((), dtype=torch.int64, device="cpu").random_(generator=drawn)
-        if torch.equal(drawn.get_state(), torch.get_rng_state()):
-            torch.set_rng_state(before)
-
-
-class _SeededBatch(list[Any]):
-    """The samples of a batch, or a single one; they seed the worker that receives them."""
-
-    def __init__(self, samples: Any, seed: str) -> None:
-        super().__init__(samples if isinstance(samples, list) else [samples])
-        self._sent = samples, seed
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _received, self._sent
-
-
 class PositionedSampler:
     """Batches of one endless stream of samples: each epoch in its own order, without gaps.
 
@@ -201,16 +165,25 @@ class PositionedSampler:
         self._batch_size = arguments.whole("batch_size", batch_size, 1)
         self._seed = arguments.whole("seed", seed, -(1 << 63))
         self._shuffle = arguments.truth("shuffle", shuffle)
-        rank, world_size = _place() if place is None else place
-        self._world_size = arguments.whole("place", world_size, 1)
-        self._rank = arguments.whole("place", rank, 0, self._world_size - 1)
+        self._follows_group = place is None
+        self._take_place(*(own_place() if place is None else place))
+        self._part = 0
+        """The next batch of the present step."""
         self._consumed = 0
         self._given = 0
         self._loads = 0
-        self._draw = _LoadersDraw()
+        self._draw = LoadersDraw()
         self._is_counted = False
         self._order: tuple[int, torch.Tensor] | None = None
         self._skipped: list[tuple[int, int]] = []
+
+    def _take_place(self, rank: int, world_size: int) -> None:
+        world_size = arguments.whole("place", world_size, 1)
+        rank = arguments.whole("place", rank, 0, world_size - 1)
+        self._place = rank, world_size
+        self._of_all = self._batch_size * world_size
+        self._parts = [(rank * self._batch_size, self._batch_size)]
+        """Where this rank's batches of a step begin in all the samples of the step; their sizes."""
 
     @property
     def consumed(self) -> int:
@@ -221,6 +194,14 @@ class PositionedSampler:
     def begins_at(self) -> int:
         """The position of the next sample that is used."""
         return self._after(self._consumed, 1) - 1
+
+    def divide(self, share: BatchShare) -> None:
+        """Give the micro-batches of a share from now on, whatever the batch size was."""
+        self._parts = [(micro.offset, micro.size) for micro in share]
+        self._of_all = share.global_batch
+        self._follows_group = False
+        self._part = 0
+        self._loads += 1
 
     def skip(self, spans: Iterable[tuple[int, int]]) -> None:
         """Pass over these positions `[from, to)`, now and at any later call of the same spans.
@@ -242,6 +223,8 @@ class PositionedSampler:
     def __iter__(self) -> Iterator[list[int]]:
         """The batches of this rank from the present position; loaders take some in advance."""
         self._draw.may_follow()
+        if self._follows_group:  # it may be another than when the sampler was made
+            self._take_place(*own_place(self._place))
         return self._batches()
 
     def counted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -253,7 +236,9 @@ class PositionedSampler:
 
     def advance(self) -> None:
         """Count a batch on each rank as used."""
-        self._consumed = self._after(self._consumed, self._batch_size * self._world_size)
+        self._part = (self._part + 1) % len(self._parts)
+        if not self._part:
+            self._consumed = self._after(self._consumed, self._of_all)
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the stream, and the values that identify the stream."""
@@ -279,17 +264,19 @@ class PositionedSampler:
         why = self.why_unfit(state)
         if why:
             raise ValueError(why)
-        self._consumed = state["place"][0]
+        self._consumed, self._part = state["place"][0], 0
         self._loads += 1
 
     def _batches(self) -> Iterator[list[int]]:
         self._draw.take_back()
-        at, loads = self._consumed, self._loads
+        at, part, loads = self._consumed, self._part, self._loads
         while loads == self._loads:
             self._given += 1
-            begin = self._after(at, self._rank * self._batch_size + 1) - 1
-            yield _SeededBatch(self._samples(begin), f"{self._seed}/{begin}")
-            at = self._after(at, self._batch_size * self._world_size)
+            offset, size = self._parts[part]
+            begin = self._after(at, offset + 1) - 1
+            yield SeededBatch(self._samples(begin, size), f"{self._seed}/{begin}")
+            part = (part + 1) % len(self._parts)
+            at = at if part else self._after(at, self._of_all)
         raise RuntimeError(
             f"the loader's iterator was made at sample {at}, before the position was restored, "
             f"which is {self._consumed}: make it after restore"
@@ -303,12 +290,12 @@ class PositionedSampler:
                 at = end
         return at + count
 
-    def _samples(self, at: int) -> list[int]:
+    def _samples(self, at: int, size: int) -> list[int]:
         samples: list[int] = []
-        while len(samples) < self._batch_size:
+        while len(samples) < size:
             at = self._after(at, 1) - 1
             stops = [begin for begin, _ in self._skipped if begin > at]
-            until = min([at + self._batch_size - len(samples), *stops])
+            until = min([at + size - len(samples), *stops])
             epoch, begin = divmod(at, self._size)
             end = min(self._size, begin + until - at)
             if not self._shuffle:
@@ -339,7 +326,7 @@ class _SeededBatches:
         self.dropping: list[dict[str, Any]] | None = None
         """Gets the generators' states once the order of a dropped batch is drawn."""
         self.is_seeding = is_seeding
-        self.draw = _LoadersDraw()
+        self.draw = LoadersDraw()
         self.given = 0
         self.seed = f"{_own_key()}/{torch.initial_seed()}"
 
@@ -374,7 +361,7 @@ class _SeededIterator:
         self._seeded.given += 1
         if not self._seeded.is_seeding:
             return batch
-        return _SeededBatch(batch, f"{self._seeded.seed}/{self._seeded.given}")
+        return SeededBatch(batch, f"{self._seeded.seed}/{self._seeded.given}")
 
     def state_dict(self) -> dict[str, Any]:
         """The position, and the seed of the batches."""
@@ -407,12 +394,6 @@ def has_position(state: Iterable[object]) -> bool:
     return any(getattr(part, "is_data_position", False) for part in state)
 
 
-def _place() -> tuple[int, int]:
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return 0, 1
-
-
 def _has_state(part: object) -> bool:
     return hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
 
@@ -434,17 +415,6 @@ def _make_exact(loader: "DataLoader[Any]") -> _SeededBatches:
     return batches
 
 
-def _received(samples: Any, seed: str) -> Any:
-    """The samples of a batch; if a worker receives them, they seed its generators."""
-    if get_worker_info() is not None:
-        digest = xxhash.xxh64_intdigest(seed.encode())
-        random.seed(digest)
-        torch.manual_seed(digest)
-        if "numpy" in sys.modules:  # of the upper bits: the generator of both is the same
-            sys.modules["numpy"].random.seed(digest >> 32)
-    return samples
-
-
 def _own_key() -> str:
-    rank, world_size = _place()
+    rank, world_size = own_place()
     return f"rank-{rank}-of-{world_size}"

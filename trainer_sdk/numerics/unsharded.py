@@ -31,13 +31,13 @@ def unsharded_parameters(modules: Iterable[nn.Module]) -> dict[int, Tensor]:
     """
     modules = list(modules)
     whole: dict[int, Tensor] = {}
-    for group in _fsdp_groups(modules):
+    for group in fsdp_groups(modules):
         for parameter in getattr(group, "fsdp_params", ()):
             tensor = getattr(parameter, "_unsharded_param", None)
             shard = getattr(parameter, "sharded_param", None)
             if isinstance(tensor, Tensor) and shard is not None:
                 whole[id(shard)] = tensor
-    for handle in _flat_handles(modules):
+    for handle in flat_handles(modules):
         for shard in getattr(handle.flat_param, "_params", None) or ():
             whole[id(shard)] = handle.flat_param
     return whole
@@ -51,16 +51,16 @@ def data_parallel_ranks(modules: Iterable[nn.Module], replicas: Any = None) -> t
     for module in _wrapped(modules):
         if isinstance(module, nn.parallel.DistributedDataParallel):
             return tuple(dist.get_process_group_ranks(module.process_group))
-    for group in _fsdp_groups(modules):
+    for group in fsdp_groups(modules):
         mesh = getattr(getattr(group, "mesh_info", None), "mesh", None)
         if mesh is not None:
             return tuple(mesh.mesh.flatten().tolist())
-    for handle in _flat_handles(modules):
+    for handle in flat_handles(modules):
         return tuple(dist.get_process_group_ranks(handle.process_group))
     return ()
 
 
-def _flat_handles(modules: Iterable[nn.Module]) -> Iterator[Any]:
+def flat_handles(modules: Iterable[nn.Module]) -> Iterator[Any]:
     """What FSDP1 knows of the parameters of a module that it wraps."""
     for module in _wrapped(modules):
         handle = getattr(module, "_handle", None)
@@ -68,7 +68,7 @@ def _flat_handles(modules: Iterable[nn.Module]) -> Iterator[Any]:
             yield handle
 
 
-def _fsdp_groups(modules: Iterable[nn.Module]) -> Iterator[Any]:
+def fsdp_groups(modules: Iterable[nn.Module]) -> Iterator[Any]:
     for module in _wrapped(modules):
         state_of = getattr(module, "_get_fsdp_state", None)
         if state_of is None:

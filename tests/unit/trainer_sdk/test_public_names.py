@@ -22,7 +22,7 @@ MEMBERS = {
     "trainer_sdk:Session": [
         *["begin", "close", "end", "end_all", "heartbeat", "is_watched", "numerics", "pause"],
         *["report", "report_to_tensorboard", "report_to_wandb", "request", "resume", "section"],
-        *["should_save", "should_stop", "start_at"],
+        *["share", "should_save", "should_stop", "start_at"],
         *["step", "steps_made", "survive", "time_device", "trace_kernels", "warm_up"],
     ],
     "trainer_sdk:Checkpointer": [
