@@ -54,15 +54,17 @@ class ByteLink:
         self._limit_s = limit_s
         if ahead.family == socket.AF_INET:
             ahead.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        ahead.settimeout(None)
         behind.settimeout(None)
+        self._say, self._hear = ahead.send, behind.recv
         limit = struct.pack("ll", int(limit_s), int(limit_s % 1 * 1e6))
         behind.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)  # without a call of poll
 
     def passed_on(self, own: int) -> int:
         """Send this byte; return that of the rank behind."""
         try:
-            self._ahead.send(_OCTETS[own])
-            if octets := self._behind.recv(1):
+            self._say(_OCTETS[own])
+            if octets := self._hear(1):
                 return octets[0]
         except (BlockingIOError, BrokenPipeError) as error:
             raise self._named(error) from None
@@ -289,7 +291,6 @@ def _connected(address: RankAddress, number: int, own_host: str) -> socket.socke
     else:
         link = socket.create_connection(place, timeout=_CONNECT_S)
     link.sendall(bytes.fromhex(address.token) + _OCTETS[number])
-    link.settimeout(None)
     return link
 
 

@@ -264,11 +264,11 @@ def _casts() -> tuple[tuple[str, torch.dtype], ...]:
 def _loss_of(result: Any) -> float | Tensor | None:
     if isinstance(result, (tuple, list)) and result:
         result = result[0]
-    if isinstance(result, Tensor) and result.numel() == 1:
-        if result.is_cuda:
-            return result.detach().clone()
-        result = result.item()
     try:
+        if isinstance(result, Tensor):
+            if result.is_cuda and result.numel() == 1:
+                return result.detach().clone()
+            result = result.item()
         return float(result)
     except (TypeError, ValueError, RuntimeError):
         return None

@@ -51,6 +51,7 @@ class TrainingParts:
             for name in module._buffers  # noqa: SLF001
         ]
         self.has_buffers = bool(self._buffers)
+        self.no_gradients: Sequence[Tensor | None] = (None,) * len(self.named)
         self._present: list[Tensor | None] = []
         self._reused: _SmallBuffers | None = None
         self._large: dict[int, _LargeCopy] = {}
@@ -293,7 +294,7 @@ class Snapshot:
         self.random = random_states()
         self.buffers = parts.buffers(again=again) if parts.has_buffers else []
         self._parameters = parameters
-        self.gradients: list[Tensor | None] = [None] * len(parameters)
+        self.gradients: Sequence[Tensor | None] = parts.no_gradients
         for parameter in parameters:
             if parameter.grad is not None:
                 self.gradients = _copied([parameter.grad for parameter in parameters])
