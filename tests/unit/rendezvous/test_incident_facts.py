@@ -218,7 +218,7 @@ def test_a_fall_back_to_an_image_tells_the_steps_that_it_cost(first: int | None,
     world.report("n0", "rank_exited", exit_code=1, step=40)
     world.back("n0")
     world.report("n0", "started")
-    healed = "rank 5 was replaced, all went back to the image of step 37"
+    healed = "rank 5 was replaced, all went back to step 37"
     world.report("n0", "first_step", step=first, healed=healed)
     told = f"{healed}{', ' if lost else ''}{lost}; round 2 has made"
     assert told in world.of(IncidentClosed)[0].reason

@@ -98,7 +98,7 @@ class StateHealed(RankFact, frozen=True, kw_only=True, tag="state_healed.v1"):
             verb = "was" if self.replaced == 1 else "were"
             parts.append(f"{ranks_in_words(self.replaced_ranks, self.replaced)} {verb} replaced")
         if self.origin == "image":
-            parts.append(f"all went back to the image of step {self.step}")
+            parts.append(f"all went back to step {self.step}")
         elif self.origin == "fresh":
             parts.append("all began anew")
         else:

@@ -88,7 +88,7 @@ def test_a_rank_whose_state_came_from_elsewhere_is_recorded_alone() -> None:
         ({"kept": 6, "taken": 1}, f"{ONE}, 6 kept their state, 1 took it from others"),
         ({"replaced": 0, "replaced_ranks": [], "kept": 8}, "8 kept their state"),
         ({"origin": "image", "step": 37, "kept": 0, "taken": 7},
-         f"{ONE}, all went back to the image of step 37"),
+         f"{ONE}, all went back to step 37"),
         ({"origin": "fresh", "step": None, "kept": 0}, f"{ONE}, all began anew"),
     ],
 )  # fmt: skip
