@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 PACE_S = 0.02
-_MOST_RESTARTS = 1000
+_MOST_PIDS = 1 << 22
 
 
 class Stepping(Protocol):
@@ -44,7 +44,7 @@ def step_for_ever(
 ) -> None:
     """Make steps, and leave the mark after the first; `finished` is called after each."""
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    life = torch.tensor([os.getpid() * _MOST_RESTARTS + restarts])  # rank 0 may have survived
+    life = torch.tensor([os.getpid() + restarts * _MOST_PIDS])  # rank 0 may have survived
     step(model, optimizer)
     dist.broadcast(life, 0)
     mark(folder, int(life))

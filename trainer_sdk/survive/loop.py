@@ -23,6 +23,7 @@ from trainer_sdk.environment import environ
 from trainer_sdk.rank_session import Session
 from trainer_sdk.sdk_log import warn, warn_once
 from trainer_sdk.survive.boundary import Boundary, RoundOver
+from trainer_sdk.survive.carry import needs_rebuild, rebuild
 from trainer_sdk.survive.default_group import form_group, is_broken_group, leave_group
 from trainer_sdk.survive.group_abort import abort_groups
 from trainer_sdk.survive.heal import Healed, heal
@@ -151,6 +152,13 @@ class SurvivingTraining:
         """The state of this round; after the first round that of the last one."""
         if self._state is None or is_fresh:
             self._state = self._build_anew()
+        elif needs_rebuild(self._state):
+            former, self._state = self._state, None
+            self._boundary.forget(has_state=True)
+            self._state, unfit = rebuild(self._build_anew, former)
+            if unfit:
+                warn(f"this rank cannot keep its state: {unfit}", self._boundary.rank)
+                self._boundary.forget(has_state=False)
         return self._state
 
     def _build_anew(self) -> State:
