@@ -39,7 +39,7 @@ def build() -> dict[str, Any]:
 
 def fail(kind: str) -> None:
     match kind:
-        case "kill":
+        case "kill" | "late":
             os.kill(os.getpid(), signal.SIGKILL)
         case "raise":
             raise ValueError("an error of the script")
@@ -49,10 +49,11 @@ def fail(kind: str) -> None:
             raise AssertionError(kind)
 
 
-def fail_if_due(step: int) -> None:
+def fail_if_due(step: int, *, is_late: bool) -> None:
+    """As the arguments have it: before the step, or `late`, when its optimizer has stepped."""
     now = (os.environ.get("EVERSTEP_ROUND"), str(dist.get_rank()), str(step))
     for number, kind, *place in (argument.split(":") for argument in sys.argv[2:]):
-        if (number, *place) == now:
+        if (number, *place) == now and is_late == (kind == "late"):
             fail(kind)
 
 
@@ -66,12 +67,13 @@ def train(state: dict[str, Any], step: int) -> None:
     loader = DataLoader(TensorDataset(samples), batch_sampler=data)
     for (batch,) in data.counted(loader):
         with run.section("data"):
-            fail_if_due(step + 1)
+            fail_if_due(step + 1, is_late=False)
             time.sleep(0.02)  # others stop later than a rank that hangs here
         loss = parallel(batch).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        fail_if_due(step + 1, is_late=True)
         state["schedule"].step()
         with (folder / f"losses-{rank}").open("a") as file:
             file.write(f"{step + 1} {loss.item().hex()} {os.getpid()}\n")

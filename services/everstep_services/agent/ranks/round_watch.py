@@ -183,7 +183,7 @@ class RoundWatch:
 
     def parked(self, ranks: Collection[int]) -> None:
         """The round is over, and these ranks wait for the next: their pages stand still."""
-        for number in ranks:
+        for number in self._ranks.keys() & set(ranks):
             self._ranks[number].gone = True
 
     def gone(self, line: Gone, now: float, memory: MemoryKill = "") -> None:
