@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, _mesh_resources
+from torch.distributed import device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from everstep.hashing import hash_of
@@ -71,7 +72,7 @@ def _part_of(tensor: Tensor) -> Iterator[tuple[Any, ...]]:
 
 def _beyond(mesh: DeviceMesh) -> Iterator[tuple[Any, ...]]:
     """The position in dimensions that the tensor's mesh lacks: there may be other stages."""
-    root = _mesh_resources.get_root_mesh(mesh)
+    root = _root_of(mesh)
     within = set(mesh.mesh.flatten().tolist())
     own = list(root.get_coordinate() or [-1] * root.ndim)
     for dimension, at in enumerate(own):
@@ -80,3 +81,11 @@ def _beyond(mesh: DeviceMesh) -> Iterator[tuple[Any, ...]]:
             yield "root", dimension, at
     if dist.is_initialized() and root.size() < dist.get_world_size():
         yield "ranks", min(root.mesh.flatten().tolist())
+
+
+def _root_of(mesh: DeviceMesh) -> DeviceMesh:
+    """The mesh that this one is a slice of; torch has no public name for it."""
+    if hasattr(mesh, "_get_root_mesh"):
+        return mesh._get_root_mesh()  # noqa: SLF001 - as above
+    root: DeviceMesh = device_mesh._mesh_resources.get_root_mesh(mesh)  # noqa: SLF001 - as above
+    return root

@@ -57,10 +57,13 @@ def _at_rest(optimizer: Optimizer) -> Generator[None]:
             parameter.grad = gradient
 
 
-def state_like(optimizer: Optimizer, saved: Mapping[str, Form | None]) -> dict[int, dict[str, Any]]:
+def state_like(
+    optimizer: Optimizer, saved: Mapping[str, Form | None], *, is_zero: bool = True
+) -> dict[int, dict[str, Any]]:
     """A state in the form of `state_dict` to load into, made from the saved keys.
 
-    `saved` has the form of each tensor, and None for another value.
+    `saved` has the form of each tensor, and None for another value. Tensors that are not zero have
+    no value until they are loaded.
     """
     parameters = _parameters(optimizer)
     tree: dict[Any, Any] = {}
@@ -71,22 +74,27 @@ def state_like(optimizer: Optimizer, saved: Mapping[str, Form | None]) -> dict[i
         holder = tree.setdefault(number, {})
         for part in path[:-1]:
             holder = holder.setdefault(part, {})
-        holder[path[-1]] = None if form is None else _zeros(form, parameters[number])
+        holder[path[-1]] = (
+            None if form is None else _blank(form, parameters[number], is_zero=is_zero)
+        )
     return {
         number: {name: _with_lists(value) for name, value in values.items()}
         for number, values in tree.items()
     }
 
 
-def _zeros(form: Form, parameter: torch.Tensor) -> torch.Tensor:
-    """Zeros of this form, sharded as the parameter if they have its shape."""
+def _blank(form: Form, parameter: torch.Tensor, *, is_zero: bool) -> torch.Tensor:
+    """A tensor of this form, sharded as the parameter if it has its shape."""
     dtype, shape = form
+    make, make_like = (
+        (torch.zeros, torch.zeros_like) if is_zero else (torch.empty, torch.empty_like)
+    )
     if isinstance(parameter, DTensor):
         local = parameter.to_local()
         if shape in (tuple(parameter.shape), tuple(local.shape)):
-            return torch.zeros_like(parameter.detach(), dtype=dtype)
+            return make_like(parameter.detach(), dtype=dtype)
         parameter = local
-    return torch.zeros(shape, dtype=dtype, device=parameter.device)
+    return make(shape, dtype=dtype, device=parameter.device)
 
 
 def _with_lists(values: Any) -> Any:

@@ -29,8 +29,8 @@ _NAMED = 3
 class Target:
     """The state that a rank gives to `restore`: tensors, nested dicts, objects with `state_dict`.
 
-    An optimizer has no state before its first step, so it gets a state of zeros to load into; one
-    in the form that `begin_with` tells, without a step, if that form is known.
+    An optimizer has no state before its first step, so it gets a state of zeros to load into; if
+    `is_form_known`, in the form that `begin_with` tells, and every value of it is loaded.
     Optional values count only if they are among the `saved` keys, if these are known. Keys are
     plain, or spelled as in the checkpoint: of a compiled module, older releases saved others.
     """
@@ -46,6 +46,7 @@ class Target:
         self._state = state
         self.is_strict = is_strict
         """Whether live and saved state must have the same keys."""
+        self._is_form_known = is_form_known
         self._made = {name: part for name, part in state.items() if is_blank(part)}
         self._open = {
             name: optimizer
@@ -104,7 +105,7 @@ class Target:
                 for key, form in saved.items()
                 if key.startswith(inside)
             }
-            self._dicts[name]["state"] = state_like(optimizer, own)
+            self._dicts[name]["state"] = state_like(optimizer, own, is_zero=not self._is_form_known)
         spelling = _spelling(saved)
         if self._open or spelling != self._spelling:
             self._spelling = spelling
