@@ -192,7 +192,7 @@ class _Reader:
         are_many = _LEAST_LOUD * len(log.loud) >= end
         self._lines = [None] if are_many else [None] * (end + 1)
         self._silenced.clear()
-        self._steps = {*log.steps}
+        self._steps = {*(filter(log.counts, log.steps) if are_many else log.steps)}
         self._loud = self._noted = [*log.loud, end]
         if self._steps:
             self._noted = sorted({*self._loud, *self._steps})
@@ -228,8 +228,13 @@ class _Reader:
         line = lines[at]
         if line is None:
             self._take(at)
-        elif line.following and (size := analysis.add_again(lines, at)):
-            return size
+        elif (
+            line.following
+            and (again := analysis.find_again(lines, at)) is not None
+            and self._steps.isdisjoint(range(at, at + again.size))
+        ):
+            analysis.add_again(again, lines, at)
+            return again.size
         elif not analysis.add(line, at, log.contents[at]):
             self._silence(at, log.contents[at])
         elif at == analysis.ended and self._steps.isdisjoint(range(analysis.begun, at)):

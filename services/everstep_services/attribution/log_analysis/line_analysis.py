@@ -21,7 +21,11 @@ from everstep_services.attribution.log_analysis.attempts import (
     step_of_line,
 )
 from everstep_services.attribution.log_analysis.chunks import text_of
-from everstep_services.attribution.log_analysis.file_lines import FileLine, TracebackMemory
+from everstep_services.attribution.log_analysis.file_lines import (
+    FileLine,
+    TracebackLines,
+    TracebackMemory,
+)
 from everstep_services.attribution.log_analysis.line_templates import LineTemplates
 from everstep_services.attribution.log_analysis.log_end import Tails
 from everstep_services.attribution.log_analysis.origins import ANY_FILE, Origin, of_line
@@ -172,12 +176,14 @@ class LineAnalysis:
         elif content[meaning.year_at] > b"1970":
             self._year = content[meaning.year_at]
 
-    def add_again(self, lines: Sequence[FileLine | None], at: int) -> int:
-        """Take a traceback that came before; how many lines it has: 0 if it did not come before."""
+    def find_again(self, lines: Sequence[FileLine | None], at: int) -> TracebackLines | None:
+        """The traceback that begins with a line, if it came before and means the same."""
+        return None if self._ignored else self._memory.find(lines, at)
+
+    def add_again(self, again: TracebackLines, lines: Sequence[FileLine | None], at: int) -> None:
+        """Take a traceback that came before."""
         head, contents = lines[at], self.contents
-        again = self._memory.find(lines, at) if not self._ignored else None
-        if again is None or head is None:
-            return 0
+        assert head is not None
         self.open.pop(head.origin, None)
         self._raised.pop(head.origin, None)
         if self._summaries and not head.meaning.is_summary_traceback:
@@ -188,7 +194,6 @@ class LineAnalysis:
             self._see_year(line.meaning, contents[at + date])
         frames = [contents[at + frame] for frame in again.frames]
         self._add_raised(again.last, again.function, again.is_uncaught, frames, at + again.size - 1)
-        return again.size
 
     def remember(self, lines: Sequence[FileLine | None]) -> None:
         """Remember the lines of the traceback that ended last."""

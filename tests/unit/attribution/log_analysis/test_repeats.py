@@ -73,3 +73,18 @@ def test_repeated_failures_mean_what_their_lines_mean(
     fast = written(tmp_path, job=log)
     read_everything(monkeypatch)
     assert written(tmp_path, job=log) == fast
+
+
+def test_steps_within_a_traceback_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line of code and one about progress have the same meaning for a traceback."""
+    monkeypatch.setattr(files, "_LOOKED_UP", 40)
+    codes = ["all is well"] * 20 + [f"step {step}" for step in (3, 4, 5, 6)]
+    codes += ["all is well"] * 10 + [f"step {step}" for step in (7, 8, 9, 1, 2, 3)]
+    parts = [raised("KeyError: 'a'").replace("x = y[3]", code) for code in codes]
+    log = f"step 1 loss 1\nstep 2 loss 1\n{''.join(parts)}"
+    fast = written(tmp_path, job=log)
+    read_everything(monkeypatch)
+    assert written(tmp_path, job=log) == fast
+    assert fast.attempts == 2
