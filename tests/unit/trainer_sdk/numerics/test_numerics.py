@@ -338,6 +338,14 @@ def test_an_unexpected_step_stops_the_job_if_that_is_wanted(watch: Watch) -> Non
     assert [name for name, _ in events(watch)] == ["suspected", "judged", "acted", "counted"]
 
 
+def test_the_reason_of_an_act_has_a_value_only_if_it_is_a_number(watch: Watch) -> None:
+    with pytest.raises(SystemExit):
+        made(unexpected="stop").accepts(loss=NAN)
+    last = watch.messages[-1]
+    assert isinstance(last, NumericsReported)
+    assert last.body["reason"] == "nan, and the step was not run again"
+
+
 def test_a_roll_back_by_a_restart_that_is_refused_was_never_done(
     watch: Watch, tmp_path: Path
 ) -> None:
