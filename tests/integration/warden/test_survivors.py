@@ -25,7 +25,11 @@ def ranks(folder: Path, *how: str, **changes: Any) -> AbstractAsyncContextManage
 
 async def begun(node: Node, count: int) -> dict[int, RankRuns]:
     """Wait until their scripts run, and listen to the warden."""
-    events = {event.rank: event for event in await node.next(RankRuns, count)}
+    events: dict[int, RankRuns] = {}
+    while len(events) < count:
+        (event,) = await node.next(RankRuns)
+        if event.round == node.round:
+            events[event.rank] = event
     for rank in events:
         await until_async(partial(node.out, rank), "here", holds=lambda out: "here" in out)
     return events
@@ -114,6 +118,23 @@ async def test_a_rank_that_does_not_park_ends_as_others_do(tmp_path: Path, how: 
         assert (gone.pid, gone.signal, gone.was_told) == (before[1].pid, "SIGTERM", True)
         await node.start(3)
         assert starts(await begun(node, 3)) == {0: "kept", 1: "cold", 2: "kept"}
+
+
+async def test_ranks_are_kept_when_the_next_round_breaks_at_once(tmp_path: Path) -> None:
+    """The second order to park follows the order to go on, and the new rank has no connection."""
+    async with ranks(tmp_path) as node:
+        await node.start(3)
+        before = await begun(node, 3)
+        os.kill(before[1].pid, signal.SIGKILL)
+        await node.gone()
+        assert (await node.keeper.stop(grace_s=60, keeps=(0, 2))).kept == (0, 2)
+        await node.start(3)
+        done = await node.keeper.stop(grace_s=60, keeps=ALL)
+        assert (done.ranks, done.kept) == ((1,), (0, 2))
+        await node.start(3)
+        now = await begun(node, 3)
+        assert starts(now) == {0: "kept", 1: "cold", 2: "kept"}
+        assert {now[rank].pid for rank in (0, 2)} == {before[rank].pid for rank in (0, 2)}
 
 
 async def test_ranks_that_may_not_be_kept_are_stopped(tmp_path: Path) -> None:
