@@ -243,14 +243,11 @@ class RankEvents:
         observers.progress.went_back(steps_back(facts))
         for fact in facts:
             observers.record(fact)
-            match fact:
-                case NumericsActed(outcome="refused"):
-                    self._workdir.say(told_act(asdict(fact), ""), is_warning=True)
-                case StateHealed(rank=0):
-                    observers.checkpoints.all_healed(fact)
-                    self._workdir.say(fact.sentence)
-                case _:
-                    pass
+            if isinstance(fact, NumericsActed) and fact.outcome == "refused":
+                self._workdir.say(told_act(asdict(fact), ""), is_warning=True)
+            elif isinstance(fact, StateHealed) and not fact.rank:
+                observers.checkpoints.all_healed(fact)
+                self._workdir.say(fact.sentence)
 
     def _facts_of(
         self, order: StartRanks, rank: int, message: Restarted | NumericsReported | RankHealed
