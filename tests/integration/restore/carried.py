@@ -14,8 +14,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -31,13 +29,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from trainer_sdk.checkpoint.data import PositionedSampler
 from trainer_sdk.survive.carry import needs_rebuild, rebuild
+from trainer_sdk.survive.group_abort import abort_groups, watch_groups
 
 WORLD, STEPS, BROKEN_STEP, BROKEN_RANK, BATCH = 4, 4, 3, 1, 4
 MOMENTS = ("between", "forward", "backward")
 State = dict[str, Any]
-GROUP_ABORT = "trainer_sdk.survive.group_abort"
-if find_spec(GROUP_ABORT) is None:
-    GROUP_ABORT = "trainer_sdk.nvrx.inprocess.group_abort"
 
 
 class Fault(nn.Module):
@@ -193,7 +189,6 @@ class Rank:
     def __init__(self, rank: int, folder: Path) -> None:
         self._rank, self._folder = rank, folder
         self._groups = 0
-        self._abort: Any = import_module(GROUP_ABORT)
 
     def join(self, world_size: int = WORLD) -> None:
         """Form the next default group."""
@@ -203,7 +198,7 @@ class Rank:
 
     def leave(self) -> None:
         """Leave all groups, which may be broken."""
-        self._abort.abort_groups(is_last=True)
+        abort_groups(is_last=True)
 
     def undisturbed(self, wrap: Wrap) -> dict[str, Any]:
         """A training without a fault."""
@@ -311,8 +306,7 @@ def outcome(rank: Rank, kind: str) -> dict[str, Any]:
 
 def main(kind: str, folder: Path) -> None:
     """Fork the ranks."""
-    watch_groups = import_module(GROUP_ABORT).watch_groups
-    watch_groups(*(60.0 for part in GROUP_ABORT.split(".") if part == "nvrx"))
+    watch_groups()
     gc.freeze()  # as the forge does: a collection would visit all of torch
     ranks = []
     for number in range(WORLD):
