@@ -165,14 +165,18 @@ class Process:
 
     def _read_orders(self) -> None:
         for kind, round_, group in self.orders:
-            if kind == "park" and round_ == self.round:
+            # It may have begun a round that has ended by now.
+            if kind == "park" and round_ >= self.round:
                 self.is_asked_to_park = True
                 if self.has_left:
                     self.parked_in = round_
-            elif kind == "go_on" and group is not None and round_ > self.round and self.has_left:
+            elif kind == "go_on" and group is not None and self._may_begin(round_):
                 self.round, self.group, self.calls = round_, group, 0
                 self.has_left = self.is_asked_to_park = False
         self.orders.clear()
+
+    def _may_begin(self, round_: int) -> bool:
+        return self.has_left and round_ > max(self.round, self.parked_in)
 
     def _live(self) -> Course:
         while True:
