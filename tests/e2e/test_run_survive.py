@@ -42,6 +42,7 @@ def test_survivors_go_on_with_their_state_after_each_kind_of_failure(cluster: Cl
     ]
     assert {incident["outcome"] for incident in incidents} == {"recovered"}
     assert [incident["lost_steps"] for incident in incidents] == [0] * len(FAILURES)
+    assert all("kept their state, 0 steps lost" in incident["story"] for incident in incidents)
     for number, (_, lost, _) in FAILURES.items():
         started = {
             body["rank"]: body["start"]
