@@ -27,8 +27,9 @@ Definition = ast.ClassDef | ast.FunctionDef
 
 
 def sdk_json() -> str:
-    """Each name with its arguments, as JSON; an attribute has `null`."""
-    return json.dumps(names(), indent=1, sort_keys=True) + "\n"
+    """Each name with its arguments, a line each, as JSON; an attribute has `null`."""
+    lines = [f" {json.dumps(name)}: {json.dumps(each)}" for name, each in sorted(names().items())]
+    return "\n".join(["{", ",\n".join(lines), "}\n"])
 
 
 def names() -> dict[str, Arguments | None]:
