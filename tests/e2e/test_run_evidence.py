@@ -25,7 +25,7 @@ LIMITS = [
     for name, limit_s in {"data": 5, "exchange": 300, "outside": 300, "first-step": 300}.items()
     for word in ("--limit", f"{name}={limit_s}")
 ]
-OF_GPUS = {"gpu", "nccl_ras"}
+OF_OTHERS = {"gpu", "nccl_ras", "split_sizes"}
 OF_RANKS = {"page", "process", "flight_recorder", "stacks"}
 
 
@@ -55,7 +55,7 @@ def ended(cluster: Cluster, kind: str, *, nodes: int = 1) -> Mapping[tuple[str, 
     assert [agent.wait(START_WITHIN_S) for agent in agents] == [0] * nodes
     (incident,) = cluster.closed(1)
     wanted = {
-        (one, f"node-{number}") for one in KINDS if one not in OF_GPUS for number in range(nodes)
+        (one, f"node-{number}") for one in KINDS if one not in OF_OTHERS for number in range(nodes)
     }
     facts = until(
         lambda: {

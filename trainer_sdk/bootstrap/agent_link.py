@@ -92,9 +92,12 @@ class AgentLink:
 
     def _open(self, environ: "Mapping[str, str]") -> None:
         try:
-            self.begin_round(environ)
+            number, rank = int(environ.get(layout.ROUND_VARIABLE, "0")), int(environ["RANK"])
+            words = map_page(environ[layout.PAGE_VARIABLE])
+            wire = connect_to(environ[layout.SOCKET_VARIABLE])
         except (KeyError, OSError, ValueError):
             return  # no agent, or it is gone: the script runs all the same
+        self.attach(words, wire, number, rank)
         self.starts_ranks = True
         # A process that the script forks is not the rank, and must not speak for it.
         os.register_at_fork(after_in_child=self.detach)

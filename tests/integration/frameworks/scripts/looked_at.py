@@ -32,6 +32,8 @@ PATIENCE = timedelta(seconds=150)
 """Longer than the test may take: a rank that waits for another one fails it."""
 KNOWN = 60
 """Steps after which a spike is noticed."""
+_LONG = 40 * HASH_EVERY
+"""Steps without gradients take microseconds; hashes are compared in the background."""
 NAN = float("nan")
 
 
@@ -141,14 +143,14 @@ def stop(folder: Path) -> None:
     training = Training(folder, replica="stop")
     training.train(15)
     training.spoil()
-    training.train(2 * HASH_EVERY)
+    training.train(_LONG)
 
 
 def rollback(folder: Path) -> None:
     training = Training(folder, replica="rollback")
     training.train(HASH_EVERY + 15)
     training.spoil()
-    training.train(3 * HASH_EVERY)
+    training.train(_LONG)
 
 
 CASES: tuple[Callable[[Path], None], ...] = (
