@@ -97,6 +97,7 @@ class AgentLink:
             wire = connect_to(environ[layout.SOCKET_VARIABLE])
         except (KeyError, OSError, ValueError):
             return  # no agent, or it is gone: the script runs all the same
+        # nothing is copied: another link of this process may have written to the page before
         self.attach(words, wire, number, rank)
         self.starts_ranks = True
         # A process that the script forks is not the rank, and must not speak for it.

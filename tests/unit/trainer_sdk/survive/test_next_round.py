@@ -36,6 +36,19 @@ def received(agent: socket.socket) -> list[Datagram]:
             return lines
 
 
+def test_a_second_link_of_a_rank_leaves_its_page_as_it_is(tmp_path: Path) -> None:
+    """A rank whose page has lost its deferred signals does not end by SIGTERM."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as agent:
+        agent.bind(str(tmp_path / "agent.sock"))
+        _, environ = opened(tmp_path, 1, 3)
+        links = [AgentLink(environ)]
+        links[0].words[layout.DEFERRED] = 1 << 15
+        links.append(AgentLink(environ))
+        assert [link.words[layout.DEFERRED] for link in links] == [1 << 15] * 2
+        for link in links:
+            link._socket.close()  # type: ignore[union-attr]
+
+
 def test_a_session_goes_on_in_the_next_round(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as agent:
         agent.bind(str(tmp_path / "agent.sock"))
