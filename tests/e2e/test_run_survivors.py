@@ -4,9 +4,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.e2e.cluster import Agent, Cluster
+from tests.e2e.conftest import NewCluster
+from tests.e2e.control_planes import PATIENT, running_up
 from tests.e2e.operators import ask
 from tests.waiting import until
 
+LOST_AFTER = {
+    "EVERSTEP_HEALTH__SILENCE_LIMIT_S": "8",
+    "EVERSTEP_HEALTH__HAILED_LIMIT_S": "8",
+}
+"""These ranks wait for nobody: only silence tells that a node is lost."""
 SURVIVOR = str(Path(__file__).parents[1] / "integration/warden/survivor.py")
 
 
@@ -45,7 +52,7 @@ def test_the_ranks_beside_a_killed_one_go_on(cluster: Cluster) -> None:
     cluster.until_done()
 
 
-def test_the_ranks_of_other_nodes_go_on_and_a_spare_gets_the_slot(cluster: Cluster) -> None:
+def lose_a_node(cluster: Cluster) -> None:
     size = ("--nnodes", "2", "--nproc-per-node", "2", "--spares", "1")
     agents = {
         node: surviving(cluster, *size, "--infra-rank", str(place), node=node)
@@ -63,6 +70,13 @@ def test_the_ranks_of_other_nodes_go_on_and_a_spare_gets_the_slot(cluster: Clust
     assert cluster.members(2)[0] == members[0]
     cluster.finish()
     cluster.until_done()
+
+
+def test_the_ranks_of_other_nodes_go_on_and_a_spare_gets_the_slot(
+    tmp_path: Path, new_cluster: NewCluster, job: str
+) -> None:
+    with running_up(tmp_path / "up", **(PATIENT | LOST_AFTER)) as up:
+        lose_a_node(new_cluster(up, job))
 
 
 def test_a_person_who_restarts_gets_new_processes(cluster: Cluster) -> None:
