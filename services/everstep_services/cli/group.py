@@ -30,7 +30,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         *("bus", "token", "notify", "config", "env", "check", "doctor", "mcp", "completion"),
         "version",
     ),
-    "Offline": ("export", "serve", "fr", "stacks"),
+    "Offline": ("plan", "export", "serve", "fr", "stacks"),
 }
 """The commands by what people want, in the order of `everstep --help`."""
 

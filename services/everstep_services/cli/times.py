@@ -36,6 +36,25 @@ def seconds(text: str) -> float | None:
     return float(match[1]) * _UNITS_S[match[2]]
 
 
+class SecondsParameter(click.ParamType[float]):
+    """A length of time that may have a fraction: 0.5s, 10m, 264d. The value is in seconds."""
+
+    name = "span"
+
+    def __init__(self, *, above_zero: bool = False) -> None:
+        self._above_zero = above_zero
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        length_s = value if isinstance(value, float) else seconds(str(value))
+        if length_s is None:
+            self.fail(f"{value!r} is not a length of time: write 0.5s, 10m, 2h or 7d", param, ctx)
+        if self._above_zero and not length_s:
+            self.fail(f"{value!r} must be above 0", param, ctx)
+        return length_s
+
+
 class MomentParameter(click.ParamType[datetime]):
     """A moment: 2026-11-21T08:00:00Z, or how long ago, as in 10m. The value is in UTC."""
 
