@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from tests.chaos.numerics_runs.drawing import Case
@@ -180,19 +181,27 @@ def _has_effect(case: Case, results: Sequence[RankResult]) -> bool:
     )
     least = 0.0 if case.is_exact else ROUNDING
     return any(
-        _apart(r[name].get(str(step)), r["undisturbed"][name].get(str(step))) > least
-        for r in results
+        _apart(r[name].get(str(step)), r["undisturbed"][name].get(str(step)), usual) > least
         for name in ("losses", "norms")
         for step in first
+        for usual in [_usual(results, name, step)]
+        for r in results
     )
 
 
-def _apart(first: float | None, second: float | None) -> float:
+def _usual(results: Sequence[RankResult], name: str, step: int) -> float:
+    """How large losses or norms are: one that happens to be small is rounded like the others."""
+    values = [r["undisturbed"][name].get(str(step)) for r in results]
+    sizes = [abs(value) for value in values if value is not None and math.isfinite(value)]
+    return median(sizes) if sizes else 0.0
+
+
+def _apart(first: float | None, second: float | None, usual: float) -> float:
     if first is None or second is None or first == second:
         return 0.0
     if not (math.isfinite(first) and math.isfinite(second)):
         return 0.0 if math.isnan(first) and math.isnan(second) else math.inf
-    return abs(first - second) / max(abs(first), abs(second))
+    return abs(first - second) / max(abs(first), abs(second), usual)
 
 
 def _continued(row: Row, results: Sequence[RankResult]) -> None:
