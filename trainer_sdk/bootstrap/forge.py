@@ -44,6 +44,10 @@ from trainer_sdk.wire import (
 
 _BLOCKED = (*HELD, signal.SIGQUIT)
 _FAILED = 1
+_SPARE_FOR_S = 1.0
+"""How long a rank that was forked ahead, and is not needed, waits with its end: an exit takes as
+much of a processor as a start, and the ranks of the round begin at this moment."""
+_NICENESS = 19
 _AHEAD_AFTER_S = 0.4
 """Ranks for the next round are forked when those of this one have had time to start."""
 
@@ -244,6 +248,8 @@ def _put_to_work(
         wire.send(Unfit(reason=f"the node cannot fork: {error}"))
         os._exit(_FAILED)
     wire.send(Forked(pids=tuple(pids)))
+    while _wake(waiting, Fork(round=request.round, ranks=())):
+        continue
     os._exit(0)
 
 
@@ -255,10 +261,14 @@ def _close(wire: "Channel[Fork]", waiting: "list[tuple[int, Channel[Fork]]]") ->
 
 
 def _await(channel: "Channel[Fork]") -> Fork:
-    """Wait for the request; exit if none can come any more."""
+    """Wait for the request; exit if there is none for this process."""
     try:
         request = channel.receive_first()
     except EOFError:
+        os._exit(0)
+    if not request.ranks:
+        os.nice(_NICENESS)
+        time.sleep(_SPARE_FOR_S)
         os._exit(0)
     for number in _BLOCKED:  # drops what was sent to it while it was nobody's rank
         signal.signal(number, signal.SIG_IGN)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from everstep_services.agent.ranks.protocol import RankRuns
-from tests.integration.scripts.rig import Node, alive, opened, tagged
+from tests.integration.scripts.rig import Node, alive, below, opened, tagged
 from tests.waiting import until_async
 from trainer_sdk.wire import ForgeUp
 
@@ -86,6 +86,36 @@ async def test_only_the_killed_rank_is_started_anew(tmp_path: Path, *, warm: boo
         done = await node.keeper.stop(grace_s=60)
         assert (done.ranks, done.killed, done.kept) == ((1, 2), (), ())
         assert not {pid for pid in pids(before).values() if alive(pid)}
+
+
+async def test_ranks_that_were_forked_ahead_in_vain_end_later(tmp_path: Path) -> None:
+    """They stand back meanwhile: all ranks wait for the one that is new."""
+    async with ranks(tmp_path, warm=True, preload=(), bare=True) as node:
+        await node.next(ForgeUp)
+        await node.start(3, warm=True)
+        before = await begun(node, 3)
+        known = len(ALL) + 2  # and the forge, and the process that has forked ahead
+        await until_async(
+            lambda: below(node.warden()),
+            "the next ranks are forked",
+            holds=lambda pids: len(pids) == known + len(ALL),
+        )
+        os.kill(before[1].pid, signal.SIGKILL)
+        await node.gone()
+        await node.keeper.stop(grace_s=60, keeps=(0, 2))
+        await node.start(3, warm=True)
+        await until_async(
+            lambda: [niceness(pid) for pid in below(node.warden())],
+            "two stand back",
+            holds=lambda each: each.count(19) == 2,
+        )
+
+
+def niceness(pid: int) -> int:
+    try:
+        return os.getpriority(os.PRIO_PROCESS, pid)
+    except ProcessLookupError:
+        return 0
 
 
 async def test_the_processes_of_a_parked_rank_stay_and_those_of_others_go(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -170,13 +170,16 @@ class Warden:
         match line:
             case WardenStart():
                 self._leaves = False
-                missing = self._continue_parked(line)
-                if not missing:
-                    return
-                start = msgspec.structs.replace(line, ranks=missing)
-                self._pending, self._asked_at = start, time.monotonic()
-                if not self._can_be_warm(start):
-                    self._start_cold()
+                going = self._placed(line)
+                missing = tuple(entry for entry in line.ranks if entry.rank not in going)
+                if missing:  # first: all others wait for a new rank
+                    start = msgspec.structs.replace(line, ranks=missing)
+                    self._pending, self._asked_at = start, time.monotonic()
+                    if self._can_be_warm(start):
+                        self._start_pending(self._asked_at)
+                    else:
+                        self._start_cold()
+                self._continue_parked(line, going)
             case Signal() | Undefer():
                 self._signals.hear(line, time.monotonic())
             case WardenStop():
@@ -200,36 +203,43 @@ class Warden:
     def _may_be_rank(self, pid: int) -> bool:
         return pid in self._ranks or self._forge.state is ForgeState.FORKING
 
-    def _continue_parked(self, start: WardenStart) -> tuple[RankEntry, ...]:
-        """Let parked ranks go on in their places, and end the others; the entries of new ranks."""
+    def _placed(self, start: WardenStart) -> dict[int, int]:
+        """The parked process for each rank that has one; the others are ended."""
         if not self._survivors.parked:
-            return start.ranks
+            return {}
         self._reap()
-        missing = tuple(it for it in start.ranks if not self._goes_on(start.round, it))
-        for pid in self._survivors.parked:
+        placed: dict[int, int] = {}
+        waiting = [pid for pid in self._survivors.parked if pid in self._ranks]
+        for entry in start.ranks:
+            fits = (it for it in waiting if spawn.can_go_on(self._ranks[it].entry, entry))
+            if pid := next(fits, 0):
+                waiting.remove(pid)
+                placed[entry.rank] = pid
+        for pid in set(self._survivors.parked).difference(placed.values()):
             self._put_away(pid)
         left = self._survivors.others({self._forge.pid, *self._ranks})
         for pid, parent in left.items():  # what ranks that have died meanwhile had started
             process_tree.kill(pid, parent)
-        return missing
+        return placed
 
-    def _goes_on(self, number: int, entry: RankEntry) -> bool:
-        waiting = [pid for pid in self._survivors.parked if pid in self._ranks]
-        pid = next((it for it in waiting if spawn.can_go_on(self._ranks[it].entry, entry)), None)
-        if pid is None:
-            return False
-        line = GoOn(
-            round=number,
-            rank=entry.rank,
-            environ=entry.environ,
-            stdout=entry.stdout,
-            stderr=entry.stderr,
-        )
-        if not self._survivors.go_on(pid, line):
-            self._put_away(pid)
-            return False
-        self._born(number, entry, pid, "kept")
-        return True
+    def _continue_parked(self, start: WardenStart, going: Mapping[int, int]) -> None:
+        """Let parked processes go on as these ranks."""
+        for entry in start.ranks:
+            if (pid := going.get(entry.rank)) is None:
+                continue
+            line = GoOn(
+                round=start.round,
+                rank=entry.rank,
+                environ=entry.environ,
+                stdout=entry.stdout,
+                stderr=entry.stderr,
+            )
+            if self._survivors.go_on(pid, line):
+                self._born(start.round, entry, pid, "kept")
+            else:
+                self._put_away(pid)
+                reason = f"the process of rank {entry.rank} has ended while it was parked"
+                self._tell(StartFailed(round=start.round, reason=reason))
 
     def _end_unparked(self, pid: int, now: float) -> None:
         """A rank has not parked, or has hung up while it was parked: it ends as others do."""
