@@ -249,7 +249,7 @@ class WardenStart(WireLine, frozen=True, kw_only=True, tag="start"):
     ranks: tuple[RankEntry, ...]
     warm: bool
     forge_within_s: float
-    """How long to wait for a forge that is still importing."""
+    """How long to wait for a forge that is still importing, and at most for it to fork."""
 
 
 class Signal(WireLine, frozen=True, kw_only=True):

@@ -36,6 +36,7 @@ class Node:
         self.plan = plan
         self.round = self.first = 0
         self.seen: list[WardenEvent] = []
+        self.forge_within_s = 60.0
 
     @property
     def folder(self) -> Path:
@@ -61,7 +62,9 @@ class Node:
             for rank in range(self.first, self.first + ranks)
         )
         began = asyncio.get_running_loop().time()
-        order = WardenStart(round=self.round, ranks=plans, warm=warm, forge_within_s=60.0)
+        order = WardenStart(
+            round=self.round, ranks=plans, warm=warm, forge_within_s=self.forge_within_s
+        )
         await self.keeper.start(order)
         return began
 

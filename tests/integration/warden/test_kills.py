@@ -296,6 +296,7 @@ async def test_a_stopped_forge_is_replaced_by_a_cold_start(tmp_path: Path) -> No
     async with opened(tmp_path, "stay.py", "still", warm=True, preload=(), bare=True) as node:
         await node.next(ForgeUp)
         stop(node.forge())
+        node.forge_within_s = 1.0
         await node.start(1, warm=True)
         (runs,) = await node.next(RankRuns)
         assert runs.start == "cold"

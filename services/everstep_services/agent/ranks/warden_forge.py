@@ -87,7 +87,7 @@ class Forge:
             self.gone()
             return False
         self.state = ForgeState.FORKING
-        self.late_at = time.monotonic() + _FORK_WITHIN_S
+        self.late_at = time.monotonic() + min(_FORK_WITHIN_S, request.forge_within_s)
         return True
 
     def ready(self, up: ForgeUp) -> None:
