@@ -210,18 +210,6 @@ def test_the_token_is_shown_once_on_a_terminal(
     assert token not in "".join(said)
 
 
-def test_the_token_is_never_written_into_a_log(up: Up, run: Run, state: Path) -> None:
-    """Others may read what `everstep up` is redirected to."""
-    first = up()
-    assert first.stdout is not None
-    said = [first.stdout.readline() for _ in range(8)]
-    token = (state / "token").read_text().strip()
-    assert f"  token      in {state / 'token'}\n" in said
-    assert run("down").returncode == 0
-    out, err = first.communicate(timeout=WITHIN_S)
-    assert token not in "".join(said) + out + err
-
-
 def test_other_processes_are_told_where_the_bus_is(running: Running, run: Run) -> None:
     nothing = run("env")
     assert (nothing.returncode, nothing.stdout) == (4, "")
@@ -258,26 +246,20 @@ def test_one_signal_to_the_terminal_stops_everything(up: Up, state: Path, number
     assert not (state / "up.json").exists()
 
 
-def test_killed_it_leaves_no_server(up: Up, run: Run) -> None:
+def test_killed_it_leaves_no_server_and_nobody_waits_for_its_leases(
+    up: Up, run: Run, state: Path, environ: dict[str, str]
+) -> None:
+    environ["EVERSTEP_HISTORY__LEASE_TTL_S"] = "3600"
     process = up("-o", "json")
     told = ready(process)
+    asyncio.run(record(told, state, "before"))
+    shown(run, "before")
     process.kill()
     process.communicate()
     wait_gone(told["bus_pid"])
     status = run("status")
     assert status.returncode == 4
     assert "everstep up is not running" in status.stderr
-
-
-def test_after_a_kill_nobody_waits_for_the_leases_of_the_dead(
-    up: Up, run: Run, state: Path, environ: dict[str, str]
-) -> None:
-    environ["EVERSTEP_HISTORY__LEASE_TTL_S"] = "3600"
-    process = up("-o", "json")
-    asyncio.run(record(ready(process), state, "before"))
-    shown(run, "before")
-    process.kill()
-    process.communicate()
     asyncio.run(record(ready(up("-o", "json")), state, "after"))
     shown(run, "after")
 
@@ -288,17 +270,25 @@ def shown(run: Run, job: str) -> None:
     until(lambda: run(*listed).stdout, f"a fact of {job} is shown")
 
 
-def test_stopped_from_elsewhere(up: Up, run: Run, state: Path) -> None:
-    process = up("-o", "json")
-    told = ready(process)
+def test_stopped_from_elsewhere_it_has_written_its_token_into_no_log(
+    up: Up, run: Run, state: Path
+) -> None:
+    """Others may read what `everstep up` is redirected to."""
+    process = up()
+    assert process.stdout is not None
+    said = [process.stdout.readline() for _ in range(8)]
+    token = (state / "token").read_text().strip()
+    assert f"  token      in {state / 'token'}\n" in said
     status = json.loads(run("status", "-o", "json").stdout)
-    assert (status["pid"], status["api"]) == (told["pid"], told["api"])
+    assert status["pid"] == process.pid
+    assert status["api"] in "".join(said)
     assert status["history"]["is_bus_connected"] is True
     down = run("down")
     assert (down.returncode, down.stdout) == (0, "")
-    assert down.stderr == f"stopped everstep up on {state} (pid {told['pid']})\n"
-    process.communicate(timeout=WITHIN_S)
+    assert down.stderr == f"stopped everstep up on {state} (pid {process.pid})\n"
+    out, err = process.communicate(timeout=WITHIN_S)
     assert process.returncode == 0
+    assert token not in "".join(said) + out + err
     again = run("down")
     assert (again.returncode, again.stderr) == (0, f"nothing runs on {state}\n")
 
@@ -344,9 +334,24 @@ async def record(told: dict[str, Any], state: Path, job: str) -> str:
     return fact.id
 
 
+async def leave(told: dict[str, Any], folder: Path) -> None:
+    """Facts in a spool, as an agent leaves them that ends while its bus is away."""
+    settings = BusSettings(
+        url=told["bus"], credentials_file=folder.parents[1] / "nats" / "service.creds"
+    )
+    at = datetime.now(UTC)
+    fact = JobEnded(
+        id=new_id(), job="left", at=at, source="test", state="done", exit_code=0, reason="all"
+    )
+    async with connect(settings, folder.name, spool=folder, wait=False) as bus:
+        await bus.record(fact)
+    remember(folder, settings)
+
+
 def test_facts_are_followed_and_kept(
     up: Up, run: Run, state: Path, environ: dict[str, str], tmp_path: Path
 ) -> None:
+    """Also those that an agent has left in its spool: the next `everstep up` sends them."""
     first = up("-o", "json")
     told = ready(first)
     command = [sys.executable, "-m", "everstep_services.cli", "facts", "-f", "-o", "jsonl"]
@@ -365,37 +370,15 @@ def test_facts_are_followed_and_kept(
 
     assert run("down").returncode == 0
     first.communicate(timeout=WITHIN_S)
-    ready(up("-o", "json"))
-    listed = run("facts", "--job", "llama", "-o", "name")
-    assert (listed.returncode, listed.stdout.split()) == (0, ids)
-    newest = json.loads(run("facts", "-n", "1", "-o", "json").stdout)
-    assert newest["schema"] == "everstep.fact/v1"
-    assert [item["id"] for item in newest["items"]] == ids[-1:]
-
-
-async def leave(told: dict[str, Any], folder: Path) -> None:
-    """Facts in a spool, as an agent leaves them that ends while its bus is away."""
-    settings = BusSettings(
-        url=told["bus"], credentials_file=folder.parents[1] / "nats" / "service.creds"
-    )
-    at = datetime.now(UTC)
-    fact = JobEnded(
-        id=new_id(), job="left", at=at, source="test", state="done", exit_code=0, reason="all"
-    )
-    async with connect(settings, folder.name, spool=folder, wait=False) as bus:
-        await bus.record(fact)
-    remember(folder, settings)
-
-
-def test_facts_that_agents_have_left_are_sent_by_whoever_comes_next(
-    up: Up, run: Run, state: Path
-) -> None:
-    told = ready(up("-o", "json"))
-    assert run("down").returncode == 0
     asyncio.run(leave(told, state / "spool" / "agent-left-n1"))
     ready(up("-o", "json"))
     shown(run, "left")
     assert run("bus", "flush", "-o", "json").returncode == 0
+    listed = run("facts", "--job", "llama", "-o", "name")
+    assert (listed.returncode, listed.stdout.split()) == (0, ids)
+    newest = json.loads(run("facts", "--job", "llama", "-n", "1", "-o", "json").stdout)
+    assert newest["schema"] == "everstep.fact/v1"
+    assert [item["id"] for item in newest["items"]] == ids[-1:]
 
 
 def test_tokens_end_to_end(running: Running, tmp_path: Path) -> None:
