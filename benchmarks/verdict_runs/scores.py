@@ -17,7 +17,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     variant: int
     seed: int
     causes: tuple[str, ...]
-    """Those that are right, that of the label first."""
+    """Those that are right, that of the label first; none where only ranks are labelled."""
     culprits: tuple[int, ...]
     world: int
     said: str = ""
@@ -33,6 +33,10 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
     @property
+    def label(self) -> str:
+        return self.causes[0] if self.causes else "any"
+
+    @property
     def is_silent(self) -> bool:
         """Nobody was accused of anything."""
         return self.is_inconclusive or not self.said
@@ -40,7 +44,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_right(self) -> bool:
         """An honest "unknown" is right where nothing tells the cause."""
-        return (self.said or "unknown") in self.causes
+        return not self.causes or (self.said or "unknown") in self.causes
 
     @property
     def names_rank(self) -> bool:
@@ -57,7 +61,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
         said = "inconclusive" if self.is_inconclusive else self.said or "no verdict"
         name = f"{self.fault}-{self.variant}"
         return (
-            f"{mark}{name:22}{self.causes[0]:15}{said:15}{self.confidence:5.2f}  "
+            f"{mark}{name:22}{self.label:15}{said:15}{self.confidence:5.2f}  "
             f"{list(self.ranks)} of {list(self.culprits)}  {self.reason[:90]}"
         )
 
@@ -102,14 +106,14 @@ def _by_fault(scores: Sequence[Score]) -> Iterator[str]:
 
 def _confusion(scores: Sequence[Score]) -> Iterator[str]:
     said = sorted({_column(one) for one in scores})
-    counts = Counter((one.causes[0], _column(one)) for one in scores)
+    counts = Counter((one.label, _column(one)) for one in scores)
     yield f"{'label, and verdict':25}" + "".join(f"{name[:13]:>14}" for name in said)
-    for label in sorted({one.causes[0] for one in scores}):
+    for label in sorted({one.label for one in scores}):
         yield f"{label:25}" + "".join(f"{counts[label, name] or '.':>14}" for name in said)
     yield f"{'cause':25}{'precision':>14}{'recall':>14}"
-    for cause in sorted({one.causes[0] for one in scores} - {"unknown"}):
+    for cause in sorted({one.label for one in scores} - {"unknown", "any"}):
         named = [one for one in scores if _column(one) == cause]
-        meant = [one for one in scores if one.causes[0] == cause]
+        meant = [one for one in scores if one.label == cause]
         right = [one for one in named if one.is_right]
         hit = [one for one in meant if one.is_right and not one.is_silent]
         precision, recall = _share(len(right), len(named)), _share(len(hit), len(meant))

@@ -55,6 +55,14 @@ async def flight_recorders(scene: Scene, clock: Clock) -> EvidenceFound | None:
     return await from_each(scene, recorded, gone=dumped)
 
 
+async def left_recorders(scene: Scene, clock: Clock) -> EvidenceFound | None:
+    """The dumps that ended ranks have left; None for none."""
+    dumps = await flight_recorders(scene, clock)
+    if dumps is None or not dumps.members:
+        return None
+    return EvidenceFound(dumps.summary, members=dumps.members)
+
+
 async def split_sizes(scene: Scene, clock: Clock) -> EvidenceFound | None:
     """The dumps of ended ranks that have the sizes of the all_to_all that broke; None for none."""
     del clock

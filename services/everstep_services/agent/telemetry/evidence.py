@@ -12,6 +12,7 @@ from everstep.clock import Clock
 from everstep.ids import new_id
 from everstep.messages import BlobRef, CollectEvidence, EvidenceCollected, Fact, StartRanks
 from everstep_services.agent.collectors.collection import Collector, Piece, Scene, collect
+from everstep_services.agent.collectors.flight_recorder import left_recorders
 from everstep_services.agent.collectors.registry import Collectors
 from everstep_services.agent.collectors.stacks import LEAST_S
 from everstep_services.agent.core.actions import StopRound
@@ -35,6 +36,7 @@ _NODE_WITHIN_S = 10.0
 """For evidence that outlives the ranks: no restart waits for it."""
 _CAPTURE_MOST_S = 60.0
 _STREAMS = ("stderr", "stdout")
+_RECORDERS = "flight_recorder"
 _TRACEBACK = "Traceback (most recent call last)"
 Job = Callable[[], Awaitable[None]]
 
@@ -343,6 +345,8 @@ class EvidenceCollection:
         self._collectors = collectors
         self._workdir = workdir
         self._clock = clock
+        self._unread = frozenset[int]()
+        """The ranks whose flight recorders nobody could read before the last stop."""
 
     async def before_stop(
         self, stop: StopRound, incident: str, order: StartRanks | None, watch: RoundWatch
@@ -358,6 +362,8 @@ class EvidenceCollection:
             if kind not in kinds.of_ended or stop.evidence_s >= LEAST_S
         }
         pieces = await collect(of_ranks, scene, self._clock)
+        read = {rank for piece in pieces if piece.evidence == _RECORDERS for rank in piece.ranks}
+        self._unread = frozenset(seen.rank for seen in scene.ranks) - read
         self._recorder.collected(stop.round, incident, pieces)
 
     def after_stop(
@@ -365,12 +371,17 @@ class EvidenceCollection:
     ) -> None:
         """Read what the ranks have left, once the next ranks run.
 
-        The stacks are among it where the time before the end of the ranks was short.
+        The stacks are among it where the time before the end of the ranks was short, and the dumps
+        of ranks whose recorders could not be read in it.
         """
         if stop.evidence_s:
             kinds = self._collectors
             ended = kinds.of_ended if stop.evidence_s < LEAST_S else {}
             scene = self._scene(order, watch, _NODE_WITHIN_S)
+            if self._unread and _RECORDERS in kinds.of_ranks:
+                left = replace(scene, ranks=[it for it in scene.ranks if it.rank in self._unread])
+                dumps = {_RECORDERS: left_recorders}
+                self._recorder.collect(stop.round, incident, dumps, left, is_urgent=False)
             self._recorder.collect(
                 stop.round, incident, {**ended, **kinds.of_past}, scene, is_urgent=False
             )

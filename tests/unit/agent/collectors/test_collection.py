@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from array import array
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,13 +15,16 @@ from typing import Any
 import pytest
 
 from everstep.clock import Clock, SystemClock
+from everstep.evidence.archive import ArchiveMember
 from everstep.messages import EvidenceCollected
 from everstep_services.agent.collectors.collection import (
     Collector,
     EvidenceFound,
     Piece,
+    RankPiece,
     Scene,
     collect,
+    from_each,
 )
 from everstep_services.agent.collectors.rank_state import pages, processes
 from everstep_services.agent.collectors.registry import collectors
@@ -171,6 +175,25 @@ def test_a_collector_that_is_late_or_breaks_takes_nothing_from_the_others() -> N
     assert late == Piece("a", missing="not there after 0.01 s", took_s=0.01)
     assert (broken.evidence, broken.missing) == ("b", "ValueError: no")
     assert (good.evidence, good.content) == ("d", EvidenceFound("all is well", b"x"))
+
+
+def test_a_processor_that_is_busy_beyond_the_limit_loses_only_what_was_late(ranks: Ranks) -> None:
+    limit_s = 0.01
+
+    async def each(scene: Scene, clock: Clock) -> EvidenceFound:
+        async def answer(rank: RankSeen) -> RankPiece:
+            if rank.rank:
+                time.sleep(2 * limit_s)  # noqa: ASYNC251 - the limits of a rank and of all pass
+                await asyncio.Event().wait()
+            return RankPiece("there", ArchiveMember(rank.rank, "json", b"{}"))
+
+        return await from_each(scene, answer)
+
+    scene = Scene([ranks.seen(rank, os.getpid()) for rank in (0, 1)], limit_s)
+    (piece,) = asyncio.run(collect({"flight_recorder": each}, scene, CLOCK))
+    assert piece.ranks == {0}
+    assert piece.content is not None
+    assert list(piece.content.missing) == [1]
 
 
 def test_what_is_collected_has_names_that_the_messages_know() -> None:

@@ -1,26 +1,38 @@
 """What is collected is kept, or has a reason: whatever the store of evidence says."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from everstep.bus.errors import BusRefusedError
-from everstep.clock import Clock
+from everstep.clock import Clock, SystemClock
+from everstep.evidence.archive import ArchiveMember
 from everstep.messages import BlobRef, ErrorRecord, EvidenceCollected, Fact, RankExited
 from everstep_services.agent.collectors.collection import Collector, EvidenceFound, Piece, Scene
+from everstep_services.agent.collectors.registry import Collectors
+from everstep_services.agent.core.actions import StopRound
 from everstep_services.agent.core.exit import RankExit
 from everstep_services.agent.output.log_files import LogFiles
+from everstep_services.agent.ranks.protocol import RankSeen
+from everstep_services.agent.ranks.round_watch import RoundWatch
 from everstep_services.agent.runtime import urgent_work
 from everstep_services.agent.runtime.workdir import Workdir
-from everstep_services.agent.telemetry.evidence import Collections, EvidenceRecorder
+from everstep_services.agent.telemetry.evidence import (
+    Collections,
+    EvidenceCollection,
+    EvidenceRecorder,
+)
 from everstep_services.agent.telemetry.facts import AgentFacts
 from tests.fakes.bus import MemoryBlobs, MemoryBus, MemoryServer
 from tests.fakes.clock import FakeClock
 from tests.unit.agent.orders import start
 from tests.unit.agent.run_plans import BUS, plan
+from trainer_sdk import layout
+from trainer_sdk.page import make_page
 
 LOST = RankExit(code=1, error=ErrorRecord(name="RuntimeError", text="Connection closed by peer"))
 ABORTED = RankExit(signal="SIGABRT")
@@ -207,6 +219,58 @@ async def test_a_rank_that_ended_well_and_a_rank_of_the_next_round_are_no_part_o
     facts = await recorded(tmp_path, tell)
     assert logs_of(facts) == []
     assert {it.incident for it in facts if isinstance(it, RankExited)} == {None}
+
+
+class Watch:
+    """The ranks of a round, of which some are gone once it has stopped."""
+
+    began_s = 0.0
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._page = folder, make_page(str(folder / "page"))
+        self.gone: set[int] = set()
+
+    def seen(self) -> tuple[RankSeen, ...]:
+        return tuple(
+            RankSeen(rank, 0 if gone else 9, self._page, self._folder, gone)
+            for rank in (0, 1, 2)
+            for gone in [rank in self.gone]
+        )
+
+
+async def test_a_recorder_that_was_not_read_in_time_is_read_where_its_rank_has_left_it(
+    tmp_path: Path,
+) -> None:
+    """Rank 0 was read; rank 1 has ended by an exception meanwhile; rank 2 has left nothing."""
+    member = ArchiveMember(0, "json", b"{}")
+
+    async def slow(scene: Scene, _: Clock) -> EvidenceFound:
+        return EvidenceFound("rank 0", members=(member,), missing={1: "late", 2: "late"})
+
+    clock, kept = SystemClock(), list[Piece]()
+    watch = await asyncio.to_thread(Watch, tmp_path)
+    bus = MemoryBus(MemoryServer())
+
+    class Recorder(EvidenceRecorder):
+        def collected(self, round: int, incident: str, pieces: Sequence[Piece]) -> None:
+            kept.extend(pieces)
+
+    workdir = await asyncio.to_thread(written, tmp_path)
+    recorder = Recorder("j", bus, AgentFacts("j", "n1", clock), lambda _: None, clock, workdir)
+    table = Collectors({"flight_recorder": slow}, {}, {}, {})
+    collection = EvidenceCollection(recorder, table, workdir, clock)
+    stop, round_ = StopRound(1, 0.1, 0.3, "i1"), cast("RoundWatch", watch)
+    await collection.before_stop(stop, "i1", start(1), round_)
+    for rank in 0, 1:
+        left = tmp_path / f"{layout.FLIGHT_PREFIX}{rank}"
+        await asyncio.to_thread(left.write_bytes, b'{"entries": []}')
+    watch.gone = {0, 1, 2}
+    collection.after_stop(stop, "i1", start(1), round_)
+    loop = asyncio.create_task(recorder.collect_beside_for_ever())
+    await recorder.finish(30.0)
+    loop.cancel()
+    assert [piece.ranks for piece in kept] == [{0}, {1}]
+    assert {piece.evidence for piece in kept} == {"flight_recorder"}
 
 
 @pytest.mark.parametrize("begins", [True, False])
