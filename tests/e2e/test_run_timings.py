@@ -106,20 +106,51 @@ def is_whole(told: NodeTimings) -> bool:
     return all(rank.collectives and not rank.gap for rank in told.ranks)
 
 
+async def put(bus: NatsBus, job: str, *, is_on: bool, steps: int) -> None:
+    document = StragglersDocument(job=job, is_on=is_on, window_steps=steps)
+    await bus.documents("STRAGGLERS").put(job, encode(document), revision=None)
+
+
+async def silence(cluster: Cluster, inbox: Inbox[NodeTimings]) -> None:
+    """The training makes many more steps than the last reported window has."""
+
+    def newest_step() -> int:
+        return min((rank["step"] or 0 for rank in cluster.ranks().values()), default=0)
+
+    latest = 0
+    async with asyncio.timeout(WITHIN_S):
+        while await asyncio.to_thread(newest_step) < latest + 96:
+            try:
+                async with asyncio.timeout(0.1):
+                    latest = (await inbox.get()).last_step
+            except TimeoutError:
+                latest = latest or await asyncio.to_thread(newest_step)
+
+
 @pytest.mark.parametrize("kind", ["plain", variant("sections")])
 def test_agents_tell_of_the_same_windows_and_who_is_late(
     cluster: Cluster, shared_pieces: Pieces, kind: str
 ) -> None:
-    """A late rank enters collectives later, also in an unmodified script (A6.1)."""
+    """A late rank enters collectives later, also in an unmodified script (A6.1).
 
-    async def heard() -> list[Window]:
-        async with listening(cluster, shared_pieces) as (_, inbox):
+    Timings are switched off and on, and windows made longer, without a restart (A6.4).
+    """
+
+    async def heard() -> tuple[list[Window], list[Window]]:
+        async with listening(cluster, shared_pieces) as (bus, inbox):
             await asyncio.to_thread(start, cluster, kind)
-            return await windows(inbox, 3, is_whole)
+            first = await windows(inbox, 3, is_whole)
+            await put(bus, cluster.job, is_on=False, steps=16)
+            await silence(cluster, inbox)
+            await put(bus, cluster.job, is_on=True, steps=48)
+            return first, await windows(inbox, 2)
 
-    found = asyncio.run(heard())
+    found, longer = asyncio.run(heard())
     cluster.finish()
     cluster.until_done()
+    for window in longer:
+        assert window["node-1"].last_step % 48 == 0
+        assert window["node-1"].first_step % 48 == 1
     for window in found:
         told = window["node-1"]
         assert told.last_step % 16 == 0
@@ -161,46 +192,6 @@ def has_told_of_itself(timing: RankTiming, told: NodeTimings, kind: str) -> None
         if series.ops[op].startswith("all_reduce")
     }
     assert places == ({"backward"} if timing.collectives else set())
-
-
-def test_what_straggler_asks_for_is_done_while_the_training_runs(
-    cluster: Cluster, shared_pieces: Pieces
-) -> None:
-    """Timings are switched off and on, and windows made longer, without a restart (A6.4)."""
-
-    async def put(bus: NatsBus, *, is_on: bool, steps: int) -> None:
-        document = StragglersDocument(job=cluster.job, is_on=is_on, window_steps=steps)
-        await bus.documents("STRAGGLERS").put(cluster.job, encode(document), revision=None)
-
-    async def story() -> list[Window]:
-        async with listening(cluster, shared_pieces) as (bus, inbox):
-            await asyncio.to_thread(start, cluster, "plain")
-            await windows(inbox, 1)
-            await put(bus, is_on=False, steps=16)
-            await silence(inbox)
-            await put(bus, is_on=True, steps=48)
-            return await windows(inbox, 2)
-
-    async def silence(inbox: Inbox[NodeTimings]) -> None:
-        """The training makes many more steps than the last reported window has."""
-        latest = 0
-        async with asyncio.timeout(WITHIN_S):
-            while await asyncio.to_thread(newest_step) < latest + 96:
-                try:
-                    async with asyncio.timeout(0.1):
-                        latest = (await inbox.get()).last_step
-                except TimeoutError:
-                    latest = latest or await asyncio.to_thread(newest_step)
-
-    def newest_step() -> int:
-        return min((one["step"] or 0 for one in cluster.ranks().values()), default=0)
-
-    found = asyncio.run(story())
-    cluster.finish()
-    cluster.until_done()
-    for window in found:
-        assert window["node-1"].last_step % 48 == 0
-        assert window["node-1"].first_step % 48 == 1
 
 
 @pytest.mark.variant
