@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e import failure_logs
 from tests.e2e.cluster import Cluster
-from tests.e2e.control_planes import PATIENT, ControlPlane, Pieces, Up, running_up
+from tests.e2e.control_planes import ALL, PATIENT, ControlPlane, Pieces, Up, running_up
 from tests.e2e.postgres import Postgres
 
 NewCluster = Callable[[ControlPlane, str], Cluster]
@@ -16,6 +16,7 @@ ENDS_WITHIN_S = 300
 """Whatever waits for something gives up before, and says for what."""
 START_WITHIN_S = 120.0
 """Five processes; each imports much."""
+EVIDENCE_WITHIN_S = 30.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -34,6 +35,18 @@ def shared_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     folder = tmp_path_factory.mktemp("up")
     settings = {**PATIENT, "EVERSTEP_HEALTH__NODES__STRIKES_LIMIT": "1000"}
     with failure_logs.shared("shared_up", folder), running_up(folder, **settings) as up:
+        yield up
+
+
+@pytest.fixture(scope="session")
+def patient_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """A control plane that lets agents look for evidence, however long this machine takes."""
+    budgets = {
+        f"EVERSTEP_RENDEZVOUS__{kind}_EVIDENCE_S": f"{EVIDENCE_WITHIN_S:g}"
+        for kind in ("CRASH", "STALL")
+    }
+    folder, settings = tmp_path_factory.mktemp("patient-up"), {**PATIENT, **budgets}
+    with failure_logs.shared("patient_up", folder), running_up(folder, **settings) as up:
         yield up
 
 
@@ -63,12 +76,20 @@ def pieces(tmp_path: Path) -> Iterator[Pieces]:
         pieces.stop()
 
 
-@pytest.fixture(scope="module")
-def shared_pieces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pieces]:
-    """The same for tests that start again what they have killed."""
+@pytest.fixture
+def shared_pieces(_shared_pieces: Pieces) -> Pieces:
+    """The same for tests that kill no more: whatever they leave dead is started again."""
+    for name in ALL:
+        if _shared_pieces.processes[name].poll() is not None:
+            _shared_pieces.revive(name)
+    return _shared_pieces
+
+
+@pytest.fixture(scope="session")
+def _shared_pieces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pieces]:
     folder = tmp_path_factory.mktemp("pieces")
     pieces = Pieces(folder, **PATIENT)
-    with failure_logs.shared("shared_pieces", folder):
+    with failure_logs.shared("_shared_pieces", folder):
         try:
             pieces.start(START_WITHIN_S)
             yield pieces

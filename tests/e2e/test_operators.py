@@ -111,18 +111,18 @@ def test_a_drained_node_without_a_spare_goes_with_90_and_has_left(cluster: Clust
 
 
 def test_while_history_is_away_a_job_is_stopped_over_the_bus(
-    pieces: Pieces, new_cluster: NewCluster, job: str
+    shared_pieces: Pieces, new_cluster: NewCluster, job: str
 ) -> None:
-    cluster = new_cluster(pieces, job)
+    cluster = new_cluster(shared_pieces, job)
     agent = cluster.steady("--nproc-per-node", "2")
     cluster.until_stepping(1)
-    pieces.kill("history")
-    environ = {**operator(cluster.plane, cluster.folder), **pieces.login(job)}
+    shared_pieces.kill("history")
+    environ = {**operator(cluster.plane, cluster.folder), **shared_pieces.login(job)}
     words = ("stop", job, "--no-save", "--reason", "quota")
-    stopped = command(environ, *words, "--api", pieces.api)
+    stopped = command(environ, *words, "--api", shared_pieces.api)
     assert (stopped.returncode, stopped.stdout) == (0, f"{job}: round 1 ends; {STOPPED}\n")
     assert "; asking over the bus\n" in stopped.stderr
     assert agent.wait() == 93
-    pieces.revive("history")
+    shared_pieces.revive("history")
     act = cluster.until_fact("operator_acted")
     assert (act["origin"], act["reason"], "@" in act["by"]) == ("cli", "quota", True)

@@ -1,6 +1,6 @@
 """What is collected of real gloo trainings that hang or die, and of one that is well."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import msgspec
 import pytest
@@ -8,10 +8,9 @@ import pytest
 from everstep.evidence.archive import Archive, unpack
 from everstep_services.agent.settings import KINDS
 from everstep_services.attribution.flight_recorder.dump import read_dump
-from tests.e2e import failure_logs
 from tests.e2e.cluster import Body, Cluster
-from tests.e2e.conftest import NewCluster
-from tests.e2e.control_planes import PATIENT, Up, running_up
+from tests.e2e.conftest import EVIDENCE_WITHIN_S, NewCluster
+from tests.e2e.control_planes import Up
 from tests.e2e.operators import command, operator
 from tests.e2e.processes import SCRIPTS
 from tests.variants import variant
@@ -19,7 +18,6 @@ from tests.waiting import until
 
 SCRIPT = str(SCRIPTS / "hanging_gloo.py")
 START_WITHIN_S = 120.0
-BUDGET_S = 30.0
 LIMITS = [
     word
     for name, limit_s in {"data": 5, "exchange": 300, "outside": 300, "first-step": 300}.items()
@@ -27,17 +25,6 @@ LIMITS = [
 ]
 OF_OTHERS = {"gpu", "nccl_ras", "split_sizes"}
 OF_RANKS = {"page", "process", "flight_recorder", "stacks"}
-
-
-@pytest.fixture(scope="module")
-def patient_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """A control plane that lets agents look for evidence, however long this machine takes."""
-    budgets = {
-        f"EVERSTEP_RENDEZVOUS__{kind}_EVIDENCE_S": f"{BUDGET_S:g}" for kind in ("CRASH", "STALL")
-    }
-    folder, settings = tmp_path_factory.mktemp("up"), {**PATIENT, **budgets}
-    with failure_logs.shared("patient_up", folder), running_up(folder, **settings) as up:
-        yield up
 
 
 @pytest.fixture
@@ -66,7 +53,7 @@ def ended(cluster: Cluster, kind: str, *, nodes: int = 1) -> Mapping[tuple[str, 
         "every kind has a fact",
         holds=lambda found: found.keys() >= (wanted if kind != "dead" or nodes == 1 else set()),
     )
-    assert incident["ledger"]["evidence_s"] < BUDGET_S
+    assert incident["ledger"]["evidence_s"] < EVIDENCE_WITHIN_S
     return facts
 
 

@@ -164,12 +164,12 @@ def test_a_stop_holds_although_a_rank_is_killed_before_all_have_saved(cluster: C
 
 
 def test_without_a_control_plane_a_node_saves_all_the_same(
-    pieces: Pieces, new_cluster: NewCluster, job: str
+    shared_pieces: Pieces, new_cluster: NewCluster, job: str
 ) -> None:
-    cluster = new_cluster(pieces, job)
+    cluster = new_cluster(shared_pieces, job)
     agent = asking(cluster, node="node-1", agree_within_s=1)
     cluster.until_stepping(1, START_WITHIN_S)
-    pieces.kill("rendezvous")
+    shared_pieces.kill("rendezvous")
     agent.send(signal.SIGTERM)
     assert len(set(steps(cluster, 2))) == 1
     assert agent.wait(START_WITHIN_S) == 91

@@ -1,22 +1,10 @@
 """What is on record about a broken round: what was decided, and what its ranks were doing."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
 from tests.e2e.cluster import Body, Cluster
 from tests.e2e.conftest import NewCluster
-from tests.e2e.control_planes import PATIENT, Up, running_up
+from tests.e2e.control_planes import Up
 from tests.e2e.processes import SCRIPTS
 from tests.waiting import until
-
-
-@pytest.fixture
-def patient_up(tmp_path: Path) -> Iterator[Up]:
-    """A control plane that lets agents look for evidence, however long this machine takes."""
-    with running_up(tmp_path, **PATIENT, EVERSTEP_RENDEZVOUS__CRASH_EVIDENCE_S="30") as up:
-        yield up
 
 
 def recovered(cluster: Cluster) -> Body:

@@ -118,21 +118,21 @@ def test_whole_logs_of_all_nodes_on_any_machine(cluster: Cluster, tmp_path: Path
 
 @pytest.mark.timeout(600)
 def test_an_outage_and_the_death_of_an_agent_lose_no_line(
-    pieces: Pieces, new_cluster: NewCluster, job: str
+    shared_pieces: Pieces, new_cluster: NewCluster, job: str
 ) -> None:
     """The bus is away: the agent catches up from the files. It is killed: the next one does."""
-    cluster = new_cluster(pieces, job)
+    cluster = new_cluster(shared_pieces, job)
     for node in ("node-1", "node-2"):
         start(cluster, node)
     until(lambda: stored(cluster, 1), "lines are stored", despite=CliError)
-    pieces.kill("nats")
+    shared_pieces.kill("nats")
     file = cluster.folder / "node-2" / "logs" / job / "round-1"
     before = sum(path.stat().st_size for path in file.glob("rank-*/stdout"))
     until(
         lambda: sum(path.stat().st_size for path in file.glob("rank-*/stdout")),
         "the ranks write on", holds=lambda size: size > before + 500,
     )  # fmt: skip
-    pieces.revive("nats")
+    shared_pieces.revive("nats")
     agent = next(agent for agent in cluster.agents if agent.node == "node-2")
     until(
         lambda: stored(cluster, 1, node="node-2", stream="stdout"), "lines of after the outage",
