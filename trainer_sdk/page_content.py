@@ -83,6 +83,8 @@ class PageReading:
     """When the session was closed; 0 before."""
     is_numbered: bool = False
     """Whether the script numbers its steps: then those of two rounds can be compared."""
+    survives: bool = False
+    """Whether its process survives the end of its round."""
     exit_code: int | None = None
     """The exit code of the script, as far as the script decides it; None while it runs, and if
     it is unknown."""

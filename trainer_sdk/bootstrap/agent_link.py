@@ -82,7 +82,7 @@ class AgentLink:
         number, rank = int(environ.get(layout.ROUND_VARIABLE, "0")), int(environ["RANK"])
         words = map_page(environ[layout.PAGE_VARIABLE])
         wire = connect_to(environ[layout.SOCKET_VARIABLE])
-        for word in (layout.DEFERRED, layout.TOTAL_STEPS, layout.WARMUP):
+        for word in (layout.DEFERRED, layout.TOTAL_STEPS, layout.WARMUP, layout.SURVIVES):
             words[word] = self.words[word]
         former, self._socket = self._socket, None
         self.folder = environ.get(layout.FOLDER_VARIABLE, "")

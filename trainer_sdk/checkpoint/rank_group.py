@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
 
 Value = TypeVar("Value")
+_HEAD = 8
+"""The bytes of a length."""
+_SHORT = 1024
+"""Values up to this length are gathered together with their lengths."""
 
 
 class RankGroup:
@@ -28,13 +32,13 @@ class RankGroup:
         if self._group is None:
             return [own]
         octets = msgspec.json.encode(own)
-        lengths = self._all(torch.tensor([len(octets)], device="cpu"))
-        longest = int(max(lengths))
-        padded = torch.zeros(longest, dtype=torch.uint8, device="cpu")
-        padded[: len(octets)] = torch.frombuffer(bytearray(octets), dtype=torch.uint8)
+        gathered = self._all(_padded(octets, _SHORT))
+        longest = max(map(_length, gathered))
+        if longest > _SHORT:  # rarely: each gathering waits for all ranks
+            gathered = self._all(_padded(octets, longest))
         return [
-            msgspec.json.decode(gathered[: int(length)].numpy().tobytes(), type=of)
-            for gathered, length in zip(self._all(padded), lengths, strict=True)
+            msgspec.json.decode(each[_HEAD:][: _length(each)].numpy().tobytes(), type=of)
+            for each in gathered
         ]
 
     def follow(self, own: Value, of: type[Value]) -> Value:
@@ -95,6 +99,18 @@ class RankGroup:
         assert self._group is not None
         self._group.broadcast(own, 0).wait()
         return own
+
+
+def _padded(octets: bytes, size: int) -> torch.Tensor:
+    """The length, and the octets if there is room for them."""
+    padded = torch.zeros(_HEAD + size, dtype=torch.uint8, device="cpu")
+    content = len(octets).to_bytes(_HEAD, "little") + (octets if len(octets) <= size else b"")
+    padded[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    return padded
+
+
+def _length(padded: torch.Tensor) -> int:
+    return int.from_bytes(padded[:_HEAD].numpy().tobytes(), "little")
 
 
 class NoGroupError(RuntimeError):

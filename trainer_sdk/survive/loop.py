@@ -99,9 +99,11 @@ class SurvivingTraining:
         self._saves: Checkpointer | None = None
         self._hook = sys.excepthook
         run.step = self._step  # type: ignore[method-assign]
+        self._show(survives=link is not None)
 
     def close(self) -> None:
         """Let the rest of the script end as that of any other rank."""
+        self._show(survives=False)
         del self._run.step
         self._boundary.close()
         if self._link is not None:
@@ -117,6 +119,10 @@ class SurvivingTraining:
                     raise
                 traceback.clear_frames(error.__traceback__)
             self._wait_for_next_round()
+
+    def _show(self, *, survives: bool) -> None:
+        """Show the agent whether this process goes on after the end of its round."""
+        self._run._link.words[layout.SURVIVES] = int(survives)  # noqa: SLF001 - the same package
 
     def _step(self, number: int | None = None) -> int:
         """`run.step()` while the training survives."""
@@ -209,6 +215,7 @@ class SurvivingTraining:
         if self._link is not None:
             with self._run.section("others finish", "checkpoint"):
                 group.highest([0])
+            self._show(survives=False)
             self._link.close()
         if owns_group:
             wait_at_exit()

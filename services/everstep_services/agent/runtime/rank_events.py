@@ -196,10 +196,9 @@ class RankEvents:
             self._unfit = ""
         with unharmed("the record of a start"):
             observers.evidence.rank_runs(order, event.rank, event.pid)
-            log_folder = self._workdir.logs.folder(event.round, event.rank)
             cpus = self._workdir.cpus(event.rank - order.first_rank)
-            started = observers.records.rank_started(order, event, log=log_folder, cpus=cpus)
-            observers.record(started)
+            log = self._workdir.logs.folder(event.round, event.rank)
+            observers.record(observers.records.rank_started(order, event, log=log, cpus=cpus))
 
     def _stepped(self, order: StartRanks, event: Stepped) -> None:
         observers = self._observers
@@ -345,6 +344,7 @@ class RankEvents:
         while True:
             match await self.runner.next_round():
                 case StartRanks() as order:
+                    await self._observers.collection.of_kept()
                     if self.round_begins(order):
                         reason = await self.runner.start(order)
                         if reason:

@@ -23,6 +23,7 @@ from everstep_services.agent.runtime.background import unharmed
 from everstep_services.agent.runtime.urgent_work import end_urgent_work, urgent_work_ended
 from everstep_services.agent.runtime.workdir import Workdir
 from everstep_services.agent.telemetry.facts import AgentFacts
+from trainer_sdk.page import BadPageError, PageView
 
 log = logging.getLogger(__name__)
 
@@ -88,21 +89,26 @@ class Collections:
         *,
         of_each: bool = False,
         is_urgent: bool = True,
-    ) -> None:
-        """Collect in parallel with everything else, and store the pieces.
+    ) -> asyncio.Event:
+        """Collect in parallel with everything else, and store the pieces; set once they are there.
 
         With `of_each`, a fact is recorded for each kind, even if it does not apply to this node.
         Without `is_urgent`, ranks that are being started go first.
         """
+        done = asyncio.Event()
         if self._running >= _BESIDE_MOST:
             why = f"{_BESIDE_MOST} collections run already on this node: try again"
             self.collected(round, incident, [Piece(kind, missing=why) for kind in collectors])
-            return
+            done.set()
+            return done
 
         async def collect_and_keep() -> None:
             if not is_urgent:
                 await urgent_work_ended()
-            pieces = await collect(collectors, scene, self._clock)
+            try:
+                pieces = await collect(collectors, scene, self._clock)
+            finally:
+                done.set()
             if of_each:
                 there = {piece.evidence for piece in pieces}
                 why = "this node has nothing of the kind"
@@ -111,6 +117,7 @@ class Collections:
 
         self._running += 1
         self._beside.put_nowait(collect_and_keep)
+        return done
 
     async def collect_beside_for_ever(self) -> None:
         """Run the collections that `collect` has queued."""
@@ -347,11 +354,15 @@ class EvidenceCollection:
         self._clock = clock
         self._unread = frozenset[int]()
         """The ranks whose flight recorders nobody could read before the last stop."""
+        self._of_kept: asyncio.Event | None = None
 
     async def before_stop(
         self, stop: StopRound, incident: str, order: StartRanks | None, watch: RoundWatch
     ) -> None:
-        """Wait for evidence that vanishes with the ranks; collect that of the node in parallel."""
+        """Wait for evidence that vanishes with the ranks; collect that of the node in parallel.
+
+        After a crash, that of ranks that survive is collected while they park: `of_kept` waits.
+        """
         scene = self._scene(order, watch, stop.evidence_s, may_pause=True)
         of_node = replace(scene, within_s=_NODE_WITHIN_S)
         kinds = self._collectors
@@ -361,10 +372,19 @@ class EvidenceCollection:
             for kind, collector in kinds.of_ranks.items()
             if kind not in kinds.of_ended or stop.evidence_s >= LEAST_S
         }
+        if stop.evidence_s < LEAST_S and _are_kept(scene, stop.keeps):
+            self._of_kept = self._recorder.collect(stop.round, incident, of_ranks, scene)
+            self._unread = frozenset()
+            return
         pieces = await collect(of_ranks, scene, self._clock)
         read = {rank for piece in pieces if piece.evidence == _RECORDERS for rank in piece.ranks}
         self._unread = frozenset(seen.rank for seen in scene.ranks) - read
         self._recorder.collected(stop.round, incident, pieces)
+
+    async def of_kept(self) -> None:
+        """Wait for the evidence of ranks that survive: the next round overwrites it."""
+        if self._of_kept is not None:
+            await self._of_kept.wait()
 
     def after_stop(
         self, stop: StopRound, incident: str, order: StartRanks, watch: RoundWatch
@@ -411,3 +431,17 @@ class EvidenceCollection:
         environs = {} if order is None else self._workdir.environs(order, ranks)
         python = self._workdir.python
         return Scene(ranks, within_s, watch.began_s, environs, may_pause=may_pause, python=python)
+
+
+def _are_kept(scene: Scene, keeps: Collection[int]) -> bool:
+    """Whether every living process goes on after this round."""
+    living = [seen for seen in scene.ranks if seen.pid]
+    return all(seen.rank in keeps and _survives(seen.page) for seen in living)
+
+
+def _survives(page: PageView) -> bool:
+    try:
+        reading = page.read()
+    except BadPageError:
+        return False
+    return reading is not None and reading.survives

@@ -92,6 +92,10 @@ class Place:
         """Nothing was shown."""
 
 
+async def _at_once() -> None:
+    """No evidence is being collected."""
+
+
 class Stopping(RankEvents):
     """A round is stopped: what happens."""
 
@@ -103,7 +107,8 @@ class Stopping(RankEvents):
         wardens = WardenClients(cast("Any", self.kept), self._close, cast("Any", None))
         place, clock, nobody = cast("Any", Place()), SystemClock(), cast("Any", None)
         self.work = RankRunner(wardens, place, clock)
-        super().__init__(self.work, place, clock, nobody, nobody, nobody)
+        observers = cast("Any", SimpleNamespace(collection=SimpleNamespace(of_kept=_at_once)))
+        super().__init__(self.work, place, clock, nobody, nobody, observers)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

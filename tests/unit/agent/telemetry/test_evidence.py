@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -32,6 +33,7 @@ from tests.fakes.clock import FakeClock
 from tests.unit.agent.orders import start
 from tests.unit.agent.run_plans import BUS, plan
 from trainer_sdk import layout
+from trainer_sdk.bootstrap.agent_link import map_page
 from trainer_sdk.page import make_page
 
 LOST = RankExit(code=1, error=ErrorRecord(name="RuntimeError", text="Connection closed by peer"))
@@ -129,6 +131,43 @@ async def recorded(home: Path, tell: Callable[[EvidenceRecorder], None]) -> list
         with suppress(asyncio.CancelledError):
             await loop
     return facts
+
+
+@pytest.mark.parametrize(("survive", "evidence_s"), [(True, 0.9), (False, 0.9), (True, 5.0)])
+async def test_after_a_crash_ranks_that_survive_park_while_their_evidence_is_collected(
+    tmp_path: Path, *, survive: bool, evidence_s: float
+) -> None:
+    """All others are gone afterwards; and after a stall the stacks are wanted as they are."""
+    may_end = asyncio.Event()
+
+    async def slow(*_: object) -> EvidenceFound:
+        await may_end.wait()
+        return EvidenceFound("seen")
+
+    workdir = await asyncio.to_thread(written, tmp_path)
+    records, clock = AgentFacts("j", "n1", FakeClock()), FakeClock()
+    bus = MemoryBus(MemoryServer())
+    recorder = EvidenceRecorder("j", bus, records, lambda _: None, clock, workdir)
+    collection = EvidenceCollection(
+        recorder, Collectors({"slow": slow}, {}, {}, {}), workdir, clock
+    )
+    page = make_page(str(tmp_path / "page"))
+    words = map_page(str(tmp_path / "page"))
+    words[layout.SURVIVES], words[layout.PHASE] = int(survive), layout.PHASE_SCRIPT
+    words[layout.MAGIC_AT] = layout.MAGIC
+    ranks = (RankSeen(0, 0, page, tmp_path, is_gone=True), RankSeen(1, 7, page, tmp_path))
+    watch = cast("RoundWatch", SimpleNamespace(seen=lambda: ranks, began_s=0.0))
+    stop = StopRound(1, 3.0, evidence_s, "i1", keeps=(1,))
+    beside = asyncio.create_task(recorder.collect_beside_for_ever())
+    before = asyncio.create_task(collection.before_stop(stop, "i1", None, watch))
+    await asyncio.wait([before], timeout=0 if not survive or evidence_s > 1 else None)
+    assert before.done() == (survive and evidence_s < 1)
+    next_round = asyncio.create_task(collection.of_kept())
+    await asyncio.sleep(0)
+    assert next_round.done() != before.done()
+    may_end.set()
+    await asyncio.gather(before, next_round)
+    beside.cancel()
 
 
 def logs_of(facts: list[Fact]) -> list[tuple[str, int | None]]:

@@ -66,6 +66,27 @@ def test_each_rank_hears_of_all_others(size: int) -> None:
     assert on_ranks(size, act) == [[(1 << size) - 1, 0, 1]] * size
 
 
+def test_values_are_gathered_whole_and_short_ones_in_one_step() -> None:
+    """Each step waits for all ranks, and a lost rank's successor waits for a gathering."""
+
+    class Counting(RankGroup):
+        steps = 0
+
+        def _all(self, own: Any) -> Any:
+            self.steps += 1
+            return super()._all(own)
+
+    def act(group: Any, ranks: RankGroup) -> list[Any]:
+        counting = Counting(group)
+        gathered = [
+            counting.gather(text * ranks.rank, str) for text in ("é", "x" * 1022, "x" * 1023)
+        ]
+        return [gathered, counting.steps]
+
+    texts = [["", "é"], ["", "x" * 1022], ["", "x" * 1023]]
+    assert on_ranks(2, act) == [[texts, 1 + 1 + 2]] * 2
+
+
 def test_by_gloo_too() -> None:
     def act(group: Any, ranks: RankGroup) -> list[int]:
         links = [_Hop(group, ranks, far) for far in distances(3)]
