@@ -14,7 +14,7 @@ import msgspec
 
 from everstep_services.attribution.flight_recorder.circles import ODD, odd_ranks, without_followers
 from everstep_services.attribution.flight_recorder.merged_faults import merged
-from everstep_services.attribution.flight_recorder.mismatches import Mismatch
+from everstep_services.attribution.flight_recorder.mismatches import Mismatch, by_own_past
 from everstep_services.attribution.flight_recorder.ranges import named
 from everstep_services.attribution.flight_recorder.report import (
     Fault,
@@ -76,6 +76,8 @@ class FaultFinder:
             moving = [end for end in ends if self._is_moving(end)]
             young = (fault for end in _together(moving) for fault in self._faults(end))
             seen += [fault for fault in young if fault.kind == "mismatch"]
+            if not any(fault.kind == "mismatch" for fault in seen):
+                seen += self._torn()
         faults = merged(seen)
         return FlightReport(
             verdict=self._verdict(faults),
@@ -87,6 +89,16 @@ class FaultFinder:
             without_dump=self._missing,
             notes=(*notes, *self._guesses()),
         )
+
+    def _torn(self) -> Sequence[Fault]:
+        """The only call with tensors of other sizes, although its end has torn it for all ranks."""
+        faults = []
+        for group in self._graph.groups.values():
+            if group.mismatch is not None:
+                mismatch = by_own_past(group.mismatch, group.records)
+                if mismatch.is_clear and {kind for kind, _ in mismatch.odd.values()} == {"size"}:
+                    faults.append(self._mismatch(group.key, mismatch))
+        return faults if len(faults) == 1 else ()
 
     def _clear_circles(self) -> Iterable[Fault]:
         """Circles that wait for others, too, and in which some ranks differ from the rest."""
@@ -386,7 +398,10 @@ class FaultFinder:
                 f"of {key}: {call} against {mismatch.majority}"
             )
         alike = f", as {mismatch.alike} groups like it do there" if mismatch.alike else ""
-        certainty = ODD if alike else 0.95 if mismatch.is_clear else 0.6
+        alike = (
+            ", which the others have called before, and it has not" if mismatch.is_new else alike
+        )
+        certainty = ODD if mismatch.alike else 0.95 if mismatch.is_clear else 0.6
         return self._fault("mismatch", summary + alike, certainty, suspects)
 
     def _fault(

@@ -28,6 +28,8 @@ class Mismatch:
     alike: int = 0
     """The groups that call the same as the majority, where these and not the group's ranks have
     decided."""
+    is_new: bool = False
+    """Whether what each rank itself has called before has decided."""
 
 
 class CallTexts:
@@ -64,6 +66,34 @@ def find_mismatch(records: Mapping[int, GroupRecord], texts: CallTexts) -> Misma
         if len(set(column.values())) > 1:
             return _mismatch(first + at, at, column, calls, texts)
     return None
+
+
+def by_own_past(mismatch: Mismatch, records: Mapping[int, GroupRecord]) -> Mismatch:
+    """The mismatch without a majority, judged by the sizes that each rank itself had before.
+
+    The side whose ranks have never called this in the group differs, if all ranks of the other side
+    have.
+    """
+    if mismatch.is_clear or {kind for kind, _ in mismatch.odd.values()} != {"size"}:
+        return mismatch
+    sides = (frozenset(mismatch.odd), frozenset(mismatch.usual))
+    new = {rank for side in sides for rank in side if _is_new(records[rank], mismatch.sequence)}
+    texts = {text for _, text in mismatch.odd.values()}
+    if new not in sides or len(texts) != 1:
+        return mismatch
+    usual, odd = mismatch.majority, mismatch.odd
+    if new == sides[1]:
+        odd = dict.fromkeys(mismatch.usual, ("size", usual))
+        usual = texts.pop()
+    ranks = tuple(sorted(sides[new == sides[0]]))
+    return Mismatch(mismatch.sequence, usual, odd, is_clear=True, usual=ranks, is_new=True)
+
+
+def _is_new(record: GroupRecord, sequence: int) -> bool:
+    """Whether the rank has called other things in the group, but never this."""
+    at = sequence - record.first
+    calls = array("Q", record.calls)
+    return at > 0 and calls[at] not in calls[:at]
 
 
 def _mismatch(
