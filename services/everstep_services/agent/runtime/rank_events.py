@@ -197,8 +197,8 @@ class RankEvents:
         with unharmed("the record of a start"):
             observers.evidence.rank_runs(order, event.rank, event.pid)
             cpus = self._workdir.cpus(event.rank - order.first_rank)
-            log = self._workdir.logs.folder(event.round, event.rank)
-            observers.record(observers.records.rank_started(order, event, log=log, cpus=cpus))
+            logs = self._workdir.logs.folder(event.round, event.rank)
+            observers.record(observers.records.rank_started(order, event, log=logs, cpus=cpus))
 
     def _stepped(self, order: StartRanks, event: Stepped) -> None:
         observers = self._observers
