@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from everstep import subjects
 from everstep.bus.background import in_background
@@ -16,6 +17,7 @@ from everstep.messages import (
     Fact,
     NodeBeat,
     RankBeat,
+    RankRecovered,
     RankStalled,
     RankStarted,
     StartRanks,
@@ -26,7 +28,6 @@ from everstep_services.agent.attached.evidence import AttachedEvidence
 from everstep_services.agent.attached.facts import AttachedFacts
 from everstep_services.agent.attached.rank_stderr import RankStderr
 from everstep_services.agent.attached.rank_watch import FoundPage, RankWatch
-from everstep_services.agent.attached.stalls import AttachedStalls
 from everstep_services.agent.core.exit import RankExit
 from everstep_services.agent.probes import notes
 from everstep_services.agent.probes.node_checks import NodeChecks
@@ -37,6 +38,9 @@ from everstep_services.agent.ranks.setup import read_error
 from everstep_services.agent.ranks.source import RankSource
 from everstep_services.agent.replicas.node_checkpoints import NodeCheckpoints
 from everstep_services.agent.runtime.background import BackgroundLoops
+from everstep_services.agent.stalls.judge import Moving, Stalled
+from everstep_services.agent.stalls.process_state import ProcessState
+from everstep_services.agent.stalls.recorder import StallFacts, stall_sentence
 from everstep_services.agent.telemetry.numerics import NumericsRecorder, steps_back
 from everstep_services.agent.telemetry.progress import beat_of
 from everstep_services.agent.telemetry.step_figures import StepCounter, StepsMade
@@ -52,6 +56,29 @@ _SECTIONS_EVERY = 10
 _LINGER_S = 10.0
 _GOODBYE_WITHIN_S = 10.0
 _CUT_OFF_GOODBYE_WITHIN_S = 2.0
+
+
+@dataclass(eq=False, repr=False)
+class AttachedStalls(StallFacts):
+    """Records the findings of the monitor about ranks of another launcher: they end nothing."""
+
+    noted = frozenset({"armed", "learning"})
+
+    _changed: Callable[[RankStalled | None, str], None]
+    """Hears of each stall in words, and of None when no rank is stalled any more."""
+
+    def _found(self, fact: RankStalled, stalled: Stalled, process: ProcessState) -> None:
+        reason = stall_sentence(stalled, process)
+        self._changed(fact, reason)
+        log.warning("rank_stalled %s", reason)
+
+    def _recovered(self, fact: RankRecovered, moving: Moving) -> None:
+        log.info("rank_moves rank=%d stalled_s=%.1f", fact.rank, moving.stalled_s)
+        if not self._facts:
+            self._changed(None, "")
+
+    def _warn(self, text: str) -> None:
+        log.warning(text)
 
 
 class AttachedService:
