@@ -47,7 +47,7 @@ async def fill(bus: NatsBus, log: Path) -> None:
     for number in range(200):
         await bus.record(msgspec.structs.replace(ended(number), reason="x" * 500_000))
         try:
-            await bus.flush(3)
+            await bus.flush(0.5)
         except FactsWaitingError as error:
             assert "safe in the spool" in str(error)
             try:
