@@ -268,6 +268,19 @@ class Undefer(WireLine, frozen=True, kw_only=True):
     number: int
 
 
+class SaveTogether(WireLine, frozen=True, kw_only=True, tag="save_together"):
+    """No round may follow: save the state with the other parked ranks, and answer `Parked`."""
+
+    rank: int
+    """The number of the rank among those that save."""
+    world_size: int
+    """How many save."""
+    master_address: str
+    master_port: int
+    within_s: float
+    """A rank that has not answered by then is stopped."""
+
+
 class WardenStop(WireLine, frozen=True, kw_only=True, tag="stop"):
     """Stop all ranks and the processes that they have started."""
 
@@ -279,6 +292,8 @@ class WardenStop(WireLine, frozen=True, kw_only=True, tag="stop"):
     """Processes that are left after that may live on."""
     keeps: tuple[int, ...] = ()
     """These ranks are parked, instead of stopped, if they survive rounds."""
+    save: SaveTogether | None = None
+    """The ranks that are parked save, the first of them under this number."""
 
 
 FromAgent = WardenPlan | WardenStart | Signal | Undefer | WardenStop
@@ -403,7 +418,7 @@ class GoOn(WireLine, frozen=True, kw_only=True, tag="go_on"):
     stderr: str
 
 
-ToSurvivor = Park | GoOn
+ToSurvivor = Park | GoOn | SaveTogether
 
 # Between the warden and the forge.
 

@@ -70,6 +70,8 @@ class Healed:
     """How many processes had a state before, and have got another."""
     replaced: tuple[int, ...] = ()
     """The ranks whose processes are new."""
+    places: frozenset[str] = frozenset()
+    """The parts of the state that these ranks have."""
     is_first: bool = False
     """No rank has had a state: the job begins."""
 
@@ -167,6 +169,7 @@ class _Healing:
             kept=kept,
             taken=len(first) - kept - len(replaced),
             replaced=replaced,
+            places=frozenset(holding.place for holding in first),
             is_first=len(replaced) == len(first),
         )
 

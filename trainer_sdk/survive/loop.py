@@ -28,7 +28,9 @@ from trainer_sdk.survive.default_group import form_group, is_broken_group, leave
 from trainer_sdk.survive.group_abort import abort_groups
 from trainer_sdk.survive.heal import Healed, heal
 from trainer_sdk.survive.next_round import begin_round
+from trainer_sdk.survive.parked_save import save_parked
 from trainer_sdk.survive.warden_link import WardenLink
+from trainer_sdk.wire import SaveTogether
 
 if TYPE_CHECKING:
     from trainer_sdk.checkpoint.checkpointer import Checkpointer
@@ -97,6 +99,7 @@ class SurvivingTraining:
         self._boundary = Boundary(choices.seed, self._is_over)
         self._state: State | None = None
         self._saves: Checkpointer | None = None
+        self._places: frozenset[str] = frozenset()
         self._hook = sys.excepthook
         run.step = self._step  # type: ignore[method-assign]
         self._show(survives=link is not None)
@@ -147,6 +150,7 @@ class SurvivingTraining:
         if healed.origin == "fresh" and (self._boundary.is_torn or self._boundary.step is not None):
             state = self._built(is_fresh=True)
         self._boundary.begin(state, healed.step or 0, healed.made_in)
+        self._places = healed.places
         self._run.start_at(healed.step or 0)
         self._report(healed, group)
         arguments = () if self._saves is None else (self._saves,)
@@ -233,15 +237,43 @@ class SurvivingTraining:
     def _wait_for_next_round(self) -> None:
         """Leave the groups of this round, and wait for the next."""
         assert self._link is not None, "without it no round ends"
-        boundary = self._boundary
+        self._leave_round()
+        self._abandon_saves()
+        while isinstance(order := self._link.next_order(), SaveTogether):
+            try:
+                self._save_parked(order)
+            except Exception as error:  # noqa: BLE001 - a round may still follow
+                warn(f"no state is saved after the end of the round: {error}", order.rank)
+            self._leave_round()
+        begin_round(self._run, order)
+
+    def _leave_round(self) -> None:
+        assert self._link is not None, "without it no round ends"
         self._link.leave()
         leave_group()
-        boundary.put_back()
-        self._link.park(boundary.step, is_torn=boundary.is_torn)
+        self._boundary.put_back()
+        self._link.park(self._boundary.step, is_torn=self._boundary.is_torn)
         sys.excepthook = self._hook  # each group that torch makes puts one more around it
         gc.collect()  # DDP's reducer: its hooks stay on the parameters as long as it lives
-        self._abandon_saves()
-        begin_round(self._run, self._link.next_order())
+
+    def _save_parked(self, order: SaveTogether) -> None:
+        state, make_saves = self._state, self._choices.checkpointer
+        if state is None or make_saves is None:
+            return
+        save_parked(
+            order,
+            state,
+            self._places,
+            make_saves,
+            self._choices.backend,
+            partial(self._agree_parked, state),
+        )
+
+    def _agree_parked(self, state: State) -> Healed:
+        healed = self._heal(state)
+        if healed.origin == "rank":
+            self._boundary.begin(state, healed.step or 0, healed.made_in)
+        return healed
 
     def _abandon_saves(self) -> None:
         saves, self._saves = self._saves, None

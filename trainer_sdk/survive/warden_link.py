@@ -11,7 +11,7 @@ from contextlib import suppress
 import msgspec
 
 from trainer_sdk.bootstrap.agent_link import ShortPath
-from trainer_sdk.wire import Channel, GoOn, Park, Parked, Survives, ToSurvivor
+from trainer_sdk.wire import Channel, GoOn, Park, Parked, SaveTogether, Survives, ToSurvivor
 
 _AGAIN_S = 0.2
 
@@ -41,7 +41,7 @@ class WardenLink:
         self.is_over = False
         """Whether the present round has ended."""
         self._is_gone = False
-        self._orders: queue.SimpleQueue[GoOn | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[GoOn | SaveTogether | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._listen, name="everstep-survive", daemon=True)
         self._thread.start()
         _open.append(self)
@@ -65,8 +65,8 @@ class WardenLink:
         except OSError as error:
             raise WardenGoneError(f"the round has ended, and the warden is gone: {error}") from None
 
-    def next_order(self) -> GoOn:
-        """Wait for the order that begins the next round."""
+    def next_order(self) -> GoOn | SaveTogether:
+        """Wait for the order that begins the next round, or one to save before it."""
         order = self._orders.get()
         if order is None:
             raise WardenGoneError("the round has ended, and this process is not in the next")
@@ -100,7 +100,7 @@ class WardenLink:
             self._orders.put(None)
 
     def _hear(self, line: ToSurvivor) -> None:
-        if isinstance(line, GoOn):
+        if isinstance(line, GoOn | SaveTogether):
             self._has_left.clear()
             self.is_over = False
             self._orders.put(line)

@@ -181,6 +181,26 @@ class SaveCheckpoint(Order, frozen=True, kw_only=True, tag="save_checkpoint.v1")
     """How much time there is."""
 
 
+class SaveParked(Order, frozen=True, kw_only=True, tag="save_parked.v1"):
+    """Your parked ranks hold states that no save has: they save them, and stay parked.
+
+    Perhaps no round follows. The parked ranks of all nodes that have got this order save together.
+    """
+
+    first_rank: Count
+    """The number of the node's first parked rank, among all that save."""
+    world_size: Count
+    """How many ranks save."""
+    master_address: str
+    """The address at which they meet: that of the node with number 0."""
+    master_port: Int
+    """The port at which they meet."""
+    within_s: float
+    """How much time there is."""
+    grace_s: float = 0.0
+    """The time from SIGTERM to SIGKILL, for ranks that take longer."""
+
+
 class RunChecks(Order, frozen=True, kw_only=True, tag="run_checks.v1"):
     """Examine the node now, and record the results; health or an operator wants it."""
 

@@ -1,7 +1,7 @@
 """A training under DDP that survives the loss of ranks, and has to have the same losses as without.
 
 Each of its arguments `ROUND:KIND:RANK:STEP` ends a rank in that step. Each rank appends its losses
-to `losses-RANK`, with the step and its process.
+to `losses-RANK`, with the step and its process. With the argument `saves` it has a checkpointer.
 """
 
 import os
@@ -18,11 +18,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import trainer_sdk
-from trainer_sdk.checkpoint.data import PositionedSampler
+from trainer_sdk.checkpoint import Checkpointer, PositionedSampler
 
 STEPS = 30
 run = trainer_sdk.session()
 folder = Path(sys.argv[1])
+failures = [argument.split(":") for argument in sys.argv[2:] if ":" in argument]
 
 
 def build() -> dict[str, Any]:
@@ -52,13 +53,17 @@ def fail(kind: str) -> None:
 def fail_if_due(step: int, *, is_late: bool) -> None:
     """As the arguments have it: before the step, or `late`, when its optimizer has stepped."""
     now = (os.environ.get("EVERSTEP_ROUND"), str(dist.get_rank()), str(step))
-    for number, kind, *place in (argument.split(":") for argument in sys.argv[2:]):
+    for number, kind, *place in failures:
         if (number, *place) == now and is_late == (kind == "late"):
             fail(kind)
 
 
-@run.survive(build)
-def train(state: dict[str, Any], step: int) -> None:
+def saves() -> Checkpointer:
+    return Checkpointer(folder / "checkpoints", every=1000)
+
+
+@run.survive(build, checkpointer=saves if "saves" in sys.argv else None)
+def train(state: dict[str, Any], step: int, *_: Checkpointer) -> None:
     model, optimizer, data = (state[name] for name in ("model", "optimizer", "data"))
     rank = dist.get_rank()
     # By default the first step of each has other buckets, and so another order of summation.

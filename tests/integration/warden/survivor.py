@@ -13,7 +13,7 @@ from trainer_sdk import layout
 from trainer_sdk.bootstrap import agent_link
 from trainer_sdk.bootstrap.agent_link import AgentLink, ShortPath
 from trainer_sdk.bootstrap.process_setup import redirect
-from trainer_sdk.wire import Channel, GoOn, Park, Parked, Survives, ToSurvivor, unpack
+from trainer_sdk.wire import Channel, GoOn, Parked, SaveTogether, Survives, ToSurvivor, unpack
 
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 
@@ -74,14 +74,19 @@ def await_line() -> None:
             sys.exit(0)
 
 
-def obey(channel: "Channel[Park | GoOn]") -> None:
+def obey(channel: "Channel[ToSurvivor]") -> None:
     for line in channel.receive():
         if isinstance(line, GoOn):
             go_on(line)
+        elif isinstance(line, SaveTogether) and is_asked("late"):
+            continue
+        elif isinstance(line, SaveTogether):
+            print(f"saves as rank {line.rank} of {line.world_size}", flush=True)
+            channel.send(Parked(step=1))
         elif is_asked("hangs-up"):
             hang_up()
         elif not is_asked("deaf"):
-            channel.send(Parked(step=line.round))
+            channel.send(Parked(step=1))
 
 
 def hang_up(*_: object) -> None:
@@ -89,7 +94,7 @@ def hang_up(*_: object) -> None:
 
 
 wire = connect()
-channel: "Channel[Park | GoOn]" = Channel(wire, ToSurvivor)
+channel: "Channel[ToSurvivor]" = Channel(wire, ToSurvivor)
 channel.send(Survives(park_within_s=0.3 if is_asked("deaf") else 60.0))
 signal.signal(signal.SIGUSR1, hang_up)
 if is_asked("out-of-turn"):

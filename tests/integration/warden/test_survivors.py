@@ -13,7 +13,7 @@ import pytest
 from everstep_services.agent.ranks.protocol import RankRuns
 from tests.integration.scripts.rig import Node, alive, below, opened, tagged
 from tests.waiting import until_async
-from trainer_sdk.wire import ForgeUp
+from trainer_sdk.wire import ForgeUp, SaveTogether
 
 ALL = (0, 1, 2)
 SURVIVOR = str(Path(__file__).with_name("survivor.py"))
@@ -116,6 +116,21 @@ def niceness(pid: int) -> int:
         return os.getpriority(os.PRIO_PROCESS, pid)
     except ProcessLookupError:
         return 0
+
+
+async def test_parked_ranks_save_and_are_parked_again(tmp_path: Path) -> None:
+    async with ranks(tmp_path, "late:2") as node:
+        await node.start(3)
+        before = await begun(node, 3)
+        os.kill(before[0].pid, signal.SIGKILL)
+        await node.gone()
+        assert (await node.keeper.stop(grace_s=60, keeps=(1, 2))).kept == (1, 2)
+        line = SaveTogether(rank=4, world_size=6, master_address="n", master_port=1, within_s=0.3)
+        done = await node.keeper.stop(grace_s=60, save=line)
+        assert (done.ranks, done.killed, done.kept) == ((2,), (), (1,))
+        assert "saves as rank 4 of 6" in node.out(1)
+        await node.start(3)
+        assert starts(await begun(node, 3)) == {0: "cold", 1: "kept", 2: "cold"}
 
 
 async def test_the_processes_of_a_parked_rank_stay_and_those_of_others_go(tmp_path: Path) -> None:

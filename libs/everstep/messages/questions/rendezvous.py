@@ -70,6 +70,8 @@ class Join(Question, frozen=True, kw_only=True, tag="join.v1"):
     """The agent's release."""
     network: NetworkFigures | None = None
     """The figures of the node's last network test."""
+    unsaved: Count = 0
+    """How many ranks are parked since `last_round`, and have not saved their states since."""
     nvlink_domain: Name = ""
     """The NVLink domain of the node's GPUs, named by their ClusterUUID; empty for none."""
 

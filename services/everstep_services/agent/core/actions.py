@@ -11,6 +11,7 @@ from everstep.messages import (
     NameExcuse,
     ReleaseImages,
     RunChecks,
+    SaveParked,
     StartRanks,
 )
 from everstep_services.agent.core.exit import RankExit
@@ -209,7 +210,7 @@ class ShowLine:
     is_warning: bool = False
 
 
-RankAction = StartRanks | StopRound | StopWithoutWait | SignalRanks | EndParked
+RankAction = StartRanks | SaveParked | StopRound | StopWithoutWait | SignalRanks | EndParked
 """What concerns the processes of ranks."""
 SaveAction = PassNotice | AskRanksToStop | AskRanksToSave | ReportProgress | RecordAction
 """What concerns saves and the end of the training."""

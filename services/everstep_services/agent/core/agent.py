@@ -31,6 +31,7 @@ from everstep.messages import (
     Reported,
     RunChecks,
     SaveCheckpoint,
+    SaveParked,
     StandBy,
     StartRanks,
     StopRanks,
@@ -84,8 +85,10 @@ class Agent:
     """The order to stop whose cause was shown for the end of a round."""
     _withheld: StopRanks | None = None
     """The order whose cause is not shown yet, because a better one may follow."""
-    _has_parked: bool = False
-    """Ranks of the last round are parked for the next one."""
+    _parked: int = 0
+    """How many ranks of the last round are parked for the next one."""
+    unsaved: int = 0
+    """How many of them have not saved their states since."""
 
     @property
     def state(self) -> AgentState:
@@ -204,6 +207,8 @@ class Agent:
         match order:
             case StandBy() if self._part is None:
                 return self._stand(is_spare=True)
+            case SaveParked() if self.unsaved and order.round == self.last_round:
+                return [ShowLine("the ranks that are parked save their states"), order]
             case NameExcuse() if self._part is not None:
                 return [order]
             case (
@@ -370,12 +375,20 @@ class Agent:
             return []
         return self._part.failed_to_start(reason)
 
-    def stopped(self, round: int, *, has_parked: bool = False) -> list[Action]:
+    def saved(self) -> list[Action]:
+        """The parked ranks have saved, or have failed to."""
+        if not self.unsaved:
+            return []
+        self.unsaved = 0
+        return [] if self._departure is not None else [AskToJoin()]
+
+    def stopped(self, round: int, *, parked: int = 0) -> list[Action]:
         """No process of the round is left, but perhaps ranks that are parked for the next one."""
         if self._part is None or self._part.round != round:
             return []
         self.last_round, self.last_slot = round, self._part.order.slot
-        self._part, self._is_spare, self._has_parked = None, False, has_parked
+        self._part, self._is_spare = None, False
+        self._parked = self.unsaved = parked
         if self._departure is None:
             return [AskToJoin()]  # before its answer comes what our last reports have changed
         return self._say_withheld() + self._departure.leave(None)
@@ -442,8 +455,8 @@ class Agent:
         self._is_spare = is_spare
         if not is_news:
             return []
-        ends = [EndParked(self.settings.stop_grace_s)] if self._has_parked else []
-        self._has_parked = False
+        ends = [EndParked(self.settings.stop_grace_s)] if self._parked else []
+        self._parked = self.unsaved = 0
         return [ShowLine("standing by as a spare"), *ends]
 
     def _say_refused(self, reply: Joined) -> list[Action]:
@@ -472,7 +485,7 @@ class Agent:
         acts = self._say_withheld()
         if self._is_spare:
             acts.append(ShowLine(f"this spare joins round {order.round}"))
-        self._ask_at, self._is_spare, self._has_parked = None, False, False
+        self._ask_at, self._is_spare, self._parked, self.unsaved = None, False, 0, 0
         self._part = RoundPart(order, self.settings)
         return [
             *acts,

@@ -17,7 +17,16 @@ import msgspec
 from everstep_services.agent.ranks import process_tree
 from trainer_sdk import layout
 from trainer_sdk.bootstrap.agent_link import ShortPath
-from trainer_sdk.wire import Channel, FromSurvivor, GoOn, Park, Parked, Survives, ToSurvivor
+from trainer_sdk.wire import (
+    Channel,
+    FromSurvivor,
+    GoOn,
+    Park,
+    Parked,
+    SaveTogether,
+    Survives,
+    ToSurvivor,
+)
 
 SURVIVE_SOCKET = "survive.sock"
 _SEND_WITHIN_S = 1.0
@@ -96,6 +105,12 @@ class Survivors:
         survivor.folders.add(folder)
         survivor.park_by = now + survivor.park_within_s
         return self._send(pid, survivor, Park(round=round))
+
+    def save(self, pid: int, line: SaveTogether, now: float) -> None:
+        """Have a parked rank save its state, after which it is parked again."""
+        survivor = self._survivors[pid]
+        survivor.is_parked, survivor.park_by = False, now + line.within_s
+        self._send(pid, survivor, line)
 
     def go_on(self, pid: int, line: GoOn) -> bool:
         """Let a parked rank go on; False if it does not listen any more."""

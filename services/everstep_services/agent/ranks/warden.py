@@ -404,6 +404,13 @@ class Warden:
         self._leaves = order.is_done and order.leaves and not ranks
         now = time.monotonic()
         self._stopping = RoundStop(order, ranks, self._forge, self._survivors, now)
+        if order.save is not None:
+            waiting = self._survivors.parked
+            parked = sorted((it.rank, pid) for pid, it in self._ranks.items() if pid in waiting)
+            for number, (_, pid) in enumerate(parked, order.save.rank):
+                line = msgspec.structs.replace(order.save, rank=number)
+                self._survivors.save(pid, line, now)
+            return
         for pid, rank in self._ranks.items():
             folder = os.path.dirname(rank.page)
             if rank.rank in order.keeps and self._survivors.park(pid, rank.round, folder, now):

@@ -32,6 +32,7 @@ from trainer_sdk.wire import (
     ForgeUp,
     FromWarden,
     Gone,
+    SaveTogether,
     Signal,
     Signalled,
     Spawned,
@@ -112,10 +113,12 @@ class WardenClient:
         *,
         is_done: bool = False,
         keeps: tuple[int, ...] = (),
+        save: SaveTogether | None = None,
     ) -> AllStopped:
         """Send SIGTERM, wait for the grace, send SIGKILL, until no process of the round is left.
 
-        Ranks that survive rounds are parked, if they are among `keeps`. Bounded by `grace_s` and
+        Ranks that survive rounds are parked, if they are among `keeps`; with `save`, those that
+        are parked save, and are parked again. Bounded by `grace_s` and
         `kill_within_s`, and by the time in which ranks promise to park. Raises WardenLostError if
         the warden is gone; then nothing is left, either.
         """
@@ -130,6 +133,7 @@ class WardenClient:
                 is_done=is_done,
                 leaves=leaves,
                 keeps=keeps,
+                save=save,
             )
             await self._send(order)
         return await asyncio.shield(self._stopped)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from everstep import __version__
 from everstep.errors import EverstepError
-from everstep.messages import Join, Leave, NetworkFigures, Report, StartRanks
+from everstep.messages import Join, Leave, NetworkFigures, Report, SaveParked, StartRanks
 from everstep.messages.base import shared
 from everstep.messages.orders import GroupPosition
 from everstep_services.agent.core.actions import ExitAgent, SendReport
@@ -81,9 +81,9 @@ class RendezvousPort:
             self._reserved = Reserved()
         return self._reserved.port
 
-    def release(self, order: StartRanks) -> None:
+    def release(self, order: StartRanks | SaveParked) -> None:
         """Let the ranks of this order bind it, if they meet on this node."""
-        if self._reserved is not None and order.slot == 0:
+        if self._reserved is not None and order.first_rank == 0:
             self._reserved.free()
             self._reserved = None
 
@@ -148,6 +148,7 @@ class AgentStatus:
             stop_s=self._ranks.stop_s,
             version=__version__,
             network=self._network(),
+            unsaved=agent.unsaved,
         )
 
     def _step(self, tell: SendReport) -> int | None:

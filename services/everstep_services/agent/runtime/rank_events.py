@@ -17,6 +17,7 @@ from everstep.messages import (
     Fact,
     NumericsActed,
     RanksStopped,
+    SaveParked,
     StartRanks,
     StateHealed,
 )
@@ -359,6 +360,10 @@ class RankEvents:
                     outcome, held = await self.runner.stop(stop, waited_s)
                     self.round_stopped(stop, outcome, held)
                     self._workdir.hide()
+                case SaveParked() as order:
+                    self._observers.port.release(order)
+                    await self.runner.save_parked(order)
+                    self._do(self._agent.saved())
                 case actions.EndParked() as act:
                     await self.runner.end_parked(act)
 
@@ -405,14 +410,6 @@ class RankEvents:
         if order is not None and order.round == wanted.round:
             self._observers.collection.capture(wanted, order, self.runner.warden.watch)
 
-    def _say_outlived(self, outcome: AllStopped) -> None:
-        if outcome.outlived:
-            fate = "were killed, as --leave-children was not given"
-            if self._leaves_children:
-                fate = "live on"
-            named = "; ".join(outcome.outlived)
-            self._workdir.say(f"processes that ranks had started outlived them and {fate}: {named}")
-
     def round_stopped(self, stop: actions.StopRound, outcome: AllStopped, held: HeldMemory) -> None:
         """No rank is left, but those that are parked."""
         observers, order = self._observers, self._agent.order
@@ -427,8 +424,8 @@ class RankEvents:
         if observers.logs is not None:
             with unharmed("the output of a round"):
                 observers.logs.ends()
-        self._say_outlived(outcome)
-        self._do(self._agent.stopped(stop.round, has_parked=bool(outcome.kept)))
+        self._workdir.say_outlived(outcome.outlived, live_on=self._leaves_children)
+        self._do(self._agent.stopped(stop.round, parked=len(outcome.kept)))
         with unharmed("the record of ranks that were stopped"):
             if outcome.ranks:
                 stopped = RanksStopped(

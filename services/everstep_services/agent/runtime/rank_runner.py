@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from everstep.clock import Clock
 from everstep.errors import EverstepError
-from everstep.messages import StartRanks
+from everstep.messages import SaveParked, StartRanks
 from everstep_services.agent.core.actions import (
     EndParked,
     RankAction,
@@ -23,10 +23,11 @@ from everstep_services.agent.ranks.device_memory import DeviceMemory, HeldMemory
 from everstep_services.agent.ranks.protocol import WardenEvent, WardenLost, WardenLostError
 from everstep_services.agent.ranks.warden_client import WardenClient
 from everstep_services.agent.runtime.workdir import Workdir
-from trainer_sdk.wire import AllStopped
+from trainer_sdk.wire import AllStopped, SaveTogether
 
 log = logging.getLogger(__name__)
 
+_RoundAction = StartRanks | SaveParked | StopRound | EndParked
 _AGAIN_AFTER_S = 1.0
 _WARDEN_WITHIN_S = 30.0
 _DEVICES_WITHIN_S = 50.0
@@ -54,7 +55,7 @@ class RankRunner:
         self._workdir = workdir
         self._clock = clock
         self._devices = DeviceMemory(clock)
-        self._rounds: asyncio.Queue[StartRanks | StopRound | EndParked] = asyncio.Queue()
+        self._rounds: asyncio.Queue[_RoundAction] = asyncio.Queue()
         self._need_not_wait = asyncio.Event()
         """The cause is known, or no script is left that might end by itself."""
         self._signals: asyncio.Queue[SignalRanks] = asyncio.Queue()
@@ -72,7 +73,7 @@ class RankRunner:
             case StopRound():
                 self._need_not_wait.clear()
                 self._rounds.put_nowait(act)
-            case StartRanks() | EndParked():
+            case StartRanks() | SaveParked() | EndParked():
                 self._rounds.put_nowait(act)
 
     async def events(self) -> AsyncIterator[WardenEvent]:
@@ -87,8 +88,8 @@ class RankRunner:
                     yield event
             await self._clock.sleep(_AGAIN_AFTER_S)
 
-    async def next_round(self) -> StartRanks | StopRound | EndParked:
-        """The next order to start ranks, to stop them, or to end those that are parked."""
+    async def next_round(self) -> "_RoundAction":
+        """The next order to start ranks, to stop them, or for those that are parked."""
         return await self._rounds.get()
 
     async def signal_for_ever(self) -> None:
@@ -172,6 +173,18 @@ class RankRunner:
             has_kept=bool(outcome.kept),
         )
         return outcome, held
+
+    async def save_parked(self, order: SaveParked) -> None:
+        """Have the parked ranks save their states, within their time."""
+        save = SaveTogether(
+            rank=order.first_rank,
+            world_size=order.world_size,
+            master_address=order.master_address,
+            master_port=order.master_port,
+            within_s=order.within_s,
+        )
+        with suppress(WardenLostError):  # nothing outlives its warden
+            await self.warden.stop(order.grace_s, save=save)
 
     async def end_parked(self, act: EndParked) -> None:
         """End the ranks that were parked for a round that does not come."""

@@ -24,6 +24,7 @@ from everstep.messages import (
     Reported,
     RunChecks,
     SaveCheckpoint,
+    SaveParked,
     StartRanks,
     StopRanks,
 )
@@ -375,6 +376,7 @@ class AgentService:
                     self._tell(act)
                 case (
                     StartRanks()
+                    | SaveParked()
                     | actions.StopRound()
                     | actions.StopWithoutWait()
                     | actions.SignalRanks()

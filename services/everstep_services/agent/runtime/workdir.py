@@ -4,7 +4,7 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -220,3 +220,10 @@ class Workdir:
                 sys.stderr.write(f"{line}\n")
             else:
                 self._console.say(line)
+
+    def say_outlived(self, processes: Sequence[str], *, live_on: bool) -> None:
+        """Show which processes that ranks had started have outlived them."""
+        if processes:
+            fate = "live on" if live_on else "were killed, as --leave-children was not given"
+            named = "; ".join(processes)
+            self.say(f"processes that ranks had started outlived them and {fate}: {named}")

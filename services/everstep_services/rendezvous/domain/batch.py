@@ -34,6 +34,8 @@ class ReplicaMemory:
         """When each agent, by instance, last answered a probe."""
         self.probed: dict[str, float] = {}
         """When each agent, by instance, was last probed."""
+        self.unsaved: dict[str, int] = {}
+        """How many ranks of each agent, by instance, are parked and have not saved."""
         self.alike: tuple[int, str, set[int]] = (0, "", set())
         """A round, the fingerprint of its failure, and the ranks that failed in that way."""
         self.located: StallLocated | None = None
@@ -114,6 +116,7 @@ class Batch:
         memory = self.memory
         for times in (memory.heard, memory.answered, memory.probed):
             times.pop(instance, None)
+        memory.unsaved.pop(instance, None)
         self.timers.clear("rival", instance)
 
     @property

@@ -8,12 +8,15 @@ from everstep.messages import (
     AllocationEnded,
     JobEnded,
     RoundEnded,
+    SaveParked,
+    Seat,
 )
 from everstep.messages.documents.rounds import OpenIncident
 from everstep_services.rendezvous.domain import incidents
 from everstep_services.rendezvous.domain.batch import Batch
 from everstep_services.rendezvous.domain.decisions import came_of
 from everstep_services.rendezvous.domain.incidents import Sign
+from everstep_services.rendezvous.domain.placement import FIRST_PORT, PORTS
 from everstep_services.rendezvous.domain.state import AT_WORK, OVER, Phase, with_stage
 
 NOT_ENOUGH_NODES = 92
@@ -83,6 +86,55 @@ def end_allocation(batch: Batch, exit_code: int, reason: str) -> None:
     came_of(batch, "failed", reason)
     incidents.close(batch, "failed", reason, "rendezvous_s")
     _send_away(batch, "stopped", exit_code, reason)
+
+
+def saves_first(batch: Batch) -> bool:
+    """Whether the end of the job must wait for the save; the first call orders it."""
+    doc, grace_s = batch.state.doc, batch.state.doc.spec.stop_grace_s
+    if not _unsaved(batch) or not grace_s:
+        return False
+    owing_s = grace_s + batch.settings.last_call_s - batch.phase_s
+    if batch.state.count("stopping") and owing_s > 0:
+        batch.wake_in(owing_s)
+        return True
+    order_save(batch)
+    # for the save, for the end of ranks that are late, and for the agents' answers
+    within_s = 2 * grace_s + batch.settings.last_call_s
+    left_s = within_s - batch.timers.elapsed("saving_parked", doc.round)
+    if left_s > 0:
+        batch.wake_in(left_s)
+    return left_s > 0
+
+
+def order_save(batch: Batch) -> None:
+    """Have all ranks that are parked save together, once after each round."""
+    doc, seats = batch.state.doc, _unsaved(batch)
+    if not seats or batch.timers.is_running("saving_parked", doc.round):
+        return
+    batch.timers.start("saving_parked", doc.round)
+    counts = [batch.memory.unsaved[seat.instance] for seat in seats]
+    for number, seat in enumerate(seats):
+        order = SaveParked(
+            **batch.order_head(batch.now.new_id()),
+            reason=f"perhaps no round follows round {doc.round}",
+            first_rank=sum(counts[:number]),
+            world_size=sum(counts),
+            master_address=seats[0].address,
+            master_port=seats[0].master_port or FIRST_PORT + doc.round % PORTS,
+            within_s=doc.spec.stop_grace_s,
+            grace_s=doc.spec.stop_grace_s,
+        )
+        batch.send(order, seat)
+
+
+def _unsaved(batch: Batch) -> list[Seat]:
+    """The nodes whose parked ranks have not saved their states, in the order of their slots."""
+    unsaved = batch.memory.unsaved
+    return [
+        seat
+        for seat in batch.state.members
+        if seat.stage == "idle" and not seat.is_leaving and unsaved.get(seat.instance)
+    ]
 
 
 def end_preempted(batch: Batch, reason: str) -> None:

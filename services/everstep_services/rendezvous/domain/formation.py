@@ -10,7 +10,12 @@ from everstep.messages.base import shared
 from everstep_services.rendezvous.domain import incidents
 from everstep_services.rendezvous.domain.batch import Batch
 from everstep_services.rendezvous.domain.decisions import came_of, decide_to, is_open
-from everstep_services.rendezvous.domain.ends import NOT_ENOUGH_NODES, end_allocation
+from everstep_services.rendezvous.domain.ends import (
+    NOT_ENOUGH_NODES,
+    end_allocation,
+    order_save,
+    saves_first,
+)
 from everstep_services.rendezvous.domain.lost_document import may_be_recalled
 from everstep_services.rendezvous.domain.network import pair_test
 from everstep_services.rendezvous.domain.placement import (
@@ -285,6 +290,8 @@ def wait(batch: Batch, here: set[str], stands: str, size: int) -> None:
     missing = missing[:_NAMED_MOST]
     needed = min(world.sizes(), default=world.least)
     if left_s <= 0:
+        if saves_first(batch):
+            return
         names = f"; missing: {', '.join(missing)}" if missing else ""
         end_allocation(
             batch,
@@ -304,6 +311,8 @@ def wait(batch: Batch, here: set[str], stands: str, size: int) -> None:
         why = f"{_are_here(len(here))}, and up to {most} are wanted"
         _say_waiting(batch, _Waiting("wait.for_more", why, within_s, len(here), needed))
         return
+    if waited_s >= batch.settings.say_waiting_after_s:
+        order_save(batch)
     rule = "wait.no_place" if stands else "wait.not_enough_nodes"
     why = stands or f"{len(here)} of {needed} nodes are here"
     waiting = _Waiting(rule, why, batch.join_within_s, len(here), needed, missing)

@@ -130,6 +130,7 @@ def _one(batch: Batch, event: Event) -> _Settled:
     match event:
         case Join():
             batch.memory.heard[event.instance] = batch.now.s
+            batch.memory.unsaved[event.instance] = event.unsaved
             if not batch.state.doc.allocations and not batch.state.doc.round:
                 _begin(batch, event)
             return membership.join(batch, event)

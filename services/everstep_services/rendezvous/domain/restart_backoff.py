@@ -20,7 +20,7 @@ from everstep_services.rendezvous.domain.budgets import (
     judge,
 )
 from everstep_services.rendezvous.domain.decisions import decide_to, only_say
-from everstep_services.rendezvous.domain.ends import JobEnd, end_job
+from everstep_services.rendezvous.domain.ends import JobEnd, end_job, saves_first
 
 
 def settle(batch: Batch) -> bool:
@@ -39,7 +39,8 @@ def settle(batch: Batch) -> bool:
     if doc.incident is not None and doc.incident.is_of_code and not doc.has_ever_stepped:
         patience_s += batch.settings.alike_within_s
     _decide_in_time(batch, owing, patience_s)
-    if batch.state.doc.phase != "ending":
+    incident = batch.state.doc.incident
+    if batch.state.doc.phase != "ending" or (incident is not None and not incident.is_decided):
         return False
     if owing:
         left_s = patience_s - batch.phase_s
@@ -89,6 +90,8 @@ def _decide(batch: Batch) -> None:
         stop_ordered=(batch.state.ordered_stop or (0, ""))[1],
     )
     decision = judge(failure, _past(batch), rules)
+    if decision.action == "stop" and not failure.asks and saves_first(batch):
+        return
     _keep(batch, decision)
     _say_decided(batch, decision, incident.reason, incident.id, incident.trigger_fact)
     if decision.action == "stop":

@@ -27,6 +27,7 @@ TimerName = Literal[
     "save_ordered",
     "saved",
     "saving",
+    "saving_parked",
     "stall_asked",
     "stall_excused",
     "stall_ordered",

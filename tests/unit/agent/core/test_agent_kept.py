@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from everstep.messages import Reported, SaveCheckpoint
+from everstep.messages import Reported, SaveCheckpoint, SaveParked
 from everstep_services.agent.core.actions import (
     Action,
     AskToJoin,
@@ -120,7 +120,7 @@ def test_a_finished_round_keeps_none() -> None:
 def parked() -> Agent:
     agent = running()
     agent.ordered(stop())
-    assert agent.stopped(1, has_parked=True) == [AskToJoin()]
+    assert agent.stopped(1, parked=1) == [AskToJoin()]
     return agent
 
 
@@ -152,3 +152,21 @@ def test_an_agreed_save_changes_nothing() -> None:
     order = SaveCheckpoint(**common(1), after_step=7, occasion="requested", then_stop=True)
     agent.asked_to_save(order, now=1)
     assert keeps(agent.ordered(stop(cause="grow"))) == BOTH
+
+
+def test_parked_ranks_save_once_and_the_agent_joins_again() -> None:
+    assert parked().ordered(save(round=2)) == [], "that round has begun without this node"
+    agent = parked()
+    assert agent.unsaved == 1
+    acts = agent.ordered(save(round=1))
+    assert acts == [ShowLine("the ranks that are parked save their states"), save(round=1)]
+    assert agent.saved() == [AskToJoin()]
+    assert agent.unsaved == 0
+    assert agent.ordered(save(round=1)) == []
+
+
+def save(round: int) -> SaveParked:
+    return SaveParked(
+        id="s", job="j", round=round, reason="", first_rank=0, world_size=1, master_address="n",
+        master_port=1, within_s=30.0,
+    )  # fmt: skip
