@@ -48,6 +48,8 @@ class World:
         self.stopped: set[str] = set()
         """Their agents say nothing, and their wardens answer."""
         self.state = "running"
+        self.changes: dict[str, object] = {}
+        """What beats of nodes with a slot have besides."""
         self.hails = self.probes = self.inquiries = 0
         self.is_blind = False
         self.reads = True
@@ -67,11 +69,16 @@ class World:
         return beat(
             name,
             self._sequence[name],
-            state=self.state,
-            warden=WardenPlace(node=name, address="10.0.0.1", port=1, token=name),
-            round=self.round,
-            slot=number,
-            ranks=ranks(int(self.moved_at / self.step_s), max(0.001, self.now - self.moved_at)),
+            **{
+                "state": self.state,
+                "warden": WardenPlace(node=name, address="10.0.0.1", port=1, token=name),
+                "round": self.round,
+                "slot": number,
+                "ranks": ranks(
+                    int(self.moved_at / self.step_s), max(0.001, self.now - self.moved_at)
+                ),
+                **self.changes,
+            },
         )
 
     def run(self, seconds: float) -> None:

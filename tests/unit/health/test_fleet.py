@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from everstep_services.health.domain.findings import NodeLoss, NodeReturn
 from tests.unit.health.fleet import SETTINGS, World, beat, first_loss
 
+QUICK_S = SETTINGS.hailed_limit_s - 0.55
 LATEST_S = SETTINGS.silence_limit_s + 2 * SETTINGS.tick_s
 
 
@@ -45,13 +46,62 @@ def test_a_silent_member_is_lost_once_the_training_stands_still() -> None:
     began = world.now
     world.run(60)
     assert world.lost == ["n1"]
-    assert world.found[0][0] - began <= SETTINGS.hailed_limit_s + 1
+    assert world.found[0][0] - began <= SETTINGS.hailed_limit_s
     loss = first_loss(world)
-    assert loss.limit_s == SETTINGS.hailed_limit_s
+    assert loss.limit_s == QUICK_S
     assert "round 1, slot 1" in loss.reason
     assert "times for a beat" in loss.reason
     assert "have not moved for 1." in loss.reason
     assert loss.last_step is not None
+
+
+@pytest.mark.parametrize(
+    ("silent", "changes"),
+    [
+        ({"n1"}, {"late_s": 0.2}),
+        ({"n1", "n2"}, {}),
+        ({"n1"}, {"state": "stopping"}),
+        ({"n1"}, {"state": "starting"}),
+    ],
+    ids=["it was late", "others are silent, too", "agents stop ranks", "agents start ranks"],
+)
+def test_a_node_whose_silence_does_not_stand_out_has_the_longer_limit(
+    silent: set[str], changes: dict[str, object]
+) -> None:
+    world = World(4, slots=4)
+    world.changes = changes
+    world.run(10)
+    world.silent, world.is_moving = silent, False
+    world.run(20)
+    assert set(world.lost) == silent
+    assert first_loss(world).limit_s == SETTINGS.hailed_limit_s
+
+
+def test_nodes_are_asked_as_soon_as_their_round_stands_and_once() -> None:
+    """Those that answer are alive: they are not asked again before they fall silent."""
+    world = World(20, slots=20)
+    world.run(10)
+    assert world.hails == 0
+    world.is_moving = False
+    world.run(10)
+    assert 0 < world.hails <= 20
+    assert world.found == []
+
+
+def test_a_pause_of_the_observer_does_not_make_steps_look_longer() -> None:
+    worlds = [World(20, slots=20) for _ in range(2)]
+    for world in worlds:
+        world.step_s = 0.5
+        world.run(10)
+    worlds[1].reads = False
+    worlds[1].run(0.3)
+    worlds[1].reads = True
+    worlds[0].run(0.3)
+    for world in worlds:
+        world.run(2)
+        world.silent, world.is_moving = {"n1"}, False
+        world.run(5)
+    assert worlds[0].found == worlds[1].found
 
 
 def test_a_loss_is_known_until_the_node_is_heard_or_its_job_has_gone_on_without_it() -> None:

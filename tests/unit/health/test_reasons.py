@@ -180,6 +180,7 @@ def test_after_a_short_pause_it_is_only_heard_first_what_was_said_meanwhile() ->
 def test_after_a_pause_all_are_judged_as_soon_as_what_was_said_meanwhile_has_been_read() -> None:
     world = World(4, slots=3, settings=replace(SETTINGS, tick_s=0.125, pause_most_s=0.4))
     fleet, before_s = world.fleet, world.settings.tick_s
+    world.changes = {"late_s": 0.2}
     world.run(10)
     world.silent, world.is_moving = {"n1"}, False
     world.run(2 - 2 * before_s)

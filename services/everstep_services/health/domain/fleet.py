@@ -15,6 +15,8 @@ _FORGET_EVERY_S = 60.0
 _HAILS_MOST = 256
 """At once. Where more nodes are silent, the cause is not in the nodes."""
 _REMINDERS_MOST = 1024
+_PROMPT_TICKS = 3
+"""Messages that came within this time count as read at once."""
 _HURRY = 4
 """While health is late, it judges this many times in the time of one tick."""
 
@@ -65,6 +67,7 @@ class Fleet:
         """Job and node of each connection that a probe has found closed."""
         self._ticked_at = inf
         self._woke_at = -inf
+        self._read_at = inf
         self.is_behind = False
         """At the last judgement, messages had waited too long to be read."""
         self._back_s = -inf
@@ -112,7 +115,10 @@ class Fleet:
         job = self._jobs.get(beat.job)
         if job is None:
             job = self._jobs[beat.job] = JobNodes(self._settings)
-        return job.hear(beat, self._clock.read(now), now)
+        late_s = now - min(self._ticked_at, self._read_at)
+        if late_s <= _PROMPT_TICKS * self._settings.tick_s:
+            late_s = 0.0
+        return job.hear(beat, self._clock.read(now), now, late_s)
 
     def end_job(self, name: str) -> None:
         """The job is over: its nodes are not lost when they fall silent."""
@@ -133,6 +139,7 @@ class Fleet:
         settings = self._settings
         # What is sent right after one tick is known to be read at the next tick, at the earliest.
         lag_most_s = settings.pause_most_s + settings.tick_s
+        self._read_at = read_at
         self.is_behind = not is_blind and now - read_at > lag_most_s
         seen_s = self._clock.tick(now, is_blind=is_blind or self.is_behind)
         has_paused = now - self._ticked_at > 2 * settings.tick_s

@@ -5,22 +5,15 @@ that end in `_at`, and `now`, are of its monotonic clock.
 """
 
 from collections.abc import Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
 
-from msgspec.structs import force_setattr
-
 from everstep.messages import NodeBeat
 from everstep_services.health.domain.connection_probe import ConnectionProbe, is_alone
 from everstep_services.health.domain.findings import NodeLoss, NodeReturn, loss_of, return_of
-from everstep_services.health.domain.round_progress import (
-    RoundProgress,
-    done,
-    last_step,
-    youngest_s,
-)
+from everstep_services.health.domain.heard_node import HeardNode
+from everstep_services.health.domain.round_progress import RoundProgress, done
 from everstep_services.health.settings import HealthSettings
 
 _BEAT_S = 1.05
@@ -31,12 +24,24 @@ _HAILS_LEAST = 7
 """Lost messages do not explain the silence of a node that left this many hails unanswered."""
 _ANSWERED_S = 0.1
 """How long a node needs at most to answer a hail."""
+_QUICK_HAIL_S = 0.6
+"""A node that was not heard since its round stopped is hailed after this silence."""
+_QUICK_LIMIT_S = 1.2
+_QUICKER_S = 0.55
+"""The limit is shorter by this for a punctual node that alone leaves hails unanswered."""
+_PUNCTUAL_S = 0.1
+"""The beats of a punctual agent are late by this time at most."""
+_ALONE_SHARE = 50
+"""Where more than one in this many nodes leaves hails unanswered, the cause may not be in them."""
+_WARDEN_ANSWERED_S = 0.3
+"""How long the answer of a warden needs at most: it comes by another agent."""
 _INQUIRE_EVERY_S = 0.4
+_UNANSWERED = 3
+"""Nodes that leave this many hails unanswered count as silent."""
 _INQUIRIES_MOST = 64
 _ASKED_MOST = 2
 _ALIVE_FOR_S = 1.2
 """How long the answer of a warden counts: two inquiries, and the time that an answer takes."""
-_AT_WORK = frozenset({"starting", "running"})
 _HAS_LEFT = frozenset({"stopping", "joining"})
 """The states of an agent whose round is over."""
 _STILL_LEAST_S = 0.5
@@ -58,89 +63,53 @@ class ObserverTime:
     """When the observer last ceased to be blind."""
 
 
-@dataclass(slots=True)
-class _Node:
-    beat: NodeBeat
-    """The last beat, without its ranks: they would be most of what health keeps."""
-    seen_s: float
-    """When that beat was heard, by the observer's clock."""
-    heard_at: float
-    """The same time by its monotonic clock."""
-    done: int = 0
-    """What the running ranks had finished by that beat; 0 if their ages tell their progress."""
-    last_step: int | None = None
-    """The last step that all ranks had finished by that beat."""
-    is_over: bool = False
-    """The node's job has ended: its silence is expected."""
-    hails: tuple[float, ...] = ()
-    """When the node was hailed since that beat, by the monotonic clock."""
-    probe: ConnectionProbe | None = None
-    """The probes of the node's connection since that beat; None before the first."""
-    inquired_s: float = -inf
-    """When other agents were last asked whether the node's warden lives."""
-    alive_s: float = -inf
-    """When the node's warden last answered another agent."""
-    loss: NodeLoss | None = None
-    """The finding, once the node is lost."""
-
-    def hear(self, beat: NodeBeat, seen_s: float, now: float) -> float:
-        """Keep a beat; return how long ago a rank made progress, infinite if the beat tells not."""
-        age_s, finished = youngest_s(beat), 0
-        if age_s == inf:
-            finished = done(beat)
-            if finished and finished != self.done and self.beat.round == beat.round:
-                age_s = 0.0
-        self.beat = copy(beat)
-        force_setattr(self.beat, "ranks", ())
-        self.seen_s, self.heard_at = seen_s, now
-        self.done, self.last_step = finished, last_step(beat)
-        self.hails, self.probe = (), None
-        return age_s
-
-
-def _is_at_work(beat: NodeBeat) -> bool:
-    """The node's ranks run or start, and other agents can reach its warden."""
-    return beat.warden is not None and beat.slot is not None and beat.state in _AT_WORK
-
-
 class JobNodes:
     """The nodes of one job, and the progress of their round."""
 
     def __init__(self, settings: HealthSettings) -> None:
         self._settings = settings
         self._progress = RoundProgress(-1, -inf)
-        self.nodes: dict[str, _Node] = {}
+        self._is_alone = False
+        """Few nodes leave hails unanswered."""
+        self.nodes: dict[str, HeardNode] = {}
         """Those that are not lost, the longest silent first."""
-        self.lost: dict[str, _Node] = {}
+        self.lost: dict[str, HeardNode] = {}
 
-    def hear(self, beat: NodeBeat, seen_s: float, now: float) -> NodeReturn | None:
-        """Take in a beat; return the finding that it makes, if the node was lost."""
+    def hear(
+        self, beat: NodeBeat, seen_s: float, now: float, late_s: float = 0.0
+    ) -> NodeReturn | None:
+        """Take in a beat; return the finding that it makes, if the node was lost.
+
+        `late_s`: the time for which it may have waited to be read.
+        """
         if beat.state == "leaving":
             self.nodes.pop(beat.node, None)
             self.lost.pop(beat.node, None)
             return None
         node = self.nodes.get(beat.node)
         if node is None:
-            return self._add(beat, seen_s, now)
+            return self._add(beat, seen_s, now, late_s)
         if beat.alive:
             self._note_alive(beat, seen_s)
         if node.is_over and beat.sequence <= node.beat.sequence:
             node.is_over = False  # a new agent: the job begins again
-        self._note_progress(beat, node.hear(beat, seen_s, now), seen_s)
+        self._note_progress(beat, node.hear(beat, seen_s, now), seen_s, late_s)
         del self.nodes[beat.node]
         self.nodes[beat.node] = node
         return None
 
     def hails(self, seen_s: float, now: float) -> Iterator[NodeBeat]:
         """The last beats of the nodes to hail now: nothing else explains their silence."""
-        settings = self._settings
+        overdue_s, after_s = self._overdue_s(), self._settings.hail_after_s
+        least_s = after_s if overdue_s == -inf else _QUICK_HAIL_S
         for node in self.nodes.values():
-            if seen_s - node.seen_s < settings.hail_after_s:
+            if seen_s - node.seen_s < least_s:
                 return
-            if node.is_over:
+            is_quick = node.seen_s < overdue_s and self._is_of_round(node.beat)
+            if node.is_over or not (is_quick or seen_s - node.seen_s >= after_s):
                 continue
             # A node that a newer round left behind may be of that round: its beats may be lost.
-            if self._moves(node.beat, seen_s, _STILL_LEAST_S):
+            if not is_quick and self._moves(node.beat, seen_s, _STILL_LEAST_S):
                 if node.hails:
                     node.hails = ()
             elif len(node.hails) < _HAILS_IN_VAIN and self._unheard_s(seen_s) < _WITNESS_S:
@@ -152,12 +121,13 @@ class JobNodes:
         silent = [
             node
             for node in self._unheard(seen_s)
-            if _is_at_work(node.beat) and seen_s - node.inquired_s >= _INQUIRE_EVERY_S
+            if node.is_at_work and seen_s - node.inquired_s >= _INQUIRE_EVERY_S
         ][:_INQUIRIES_MOST]
         if not silent:
             return
         for node in silent:
             node.inquired_s = seen_s
+            node.first_inquired_s = min(node.first_inquired_s, seen_s)
         beats = [node.beat for node in silent]
         heard = (node.beat for node in reversed(self.nodes.values()))
         for beat in islice(heard, _ASKED_MOST):
@@ -207,7 +177,11 @@ class JobNodes:
         """
         losses: list[NodeLoss] = []
         least_s = self._settings.hail_after_s
-        for node in self._silent(at.seen_s):
+        silent = self._silent(at.seen_s)
+        if silent:
+            unanswered = sum(len(node.hails) >= _UNANSWERED for node in self.nodes.values())
+            self._is_alone = unanswered <= max(1, len(self.nodes) // _ALONE_SHARE)
+        for node in silent:
             name = node.beat.node
             if node.is_over:
                 del self.nodes[name]
@@ -238,18 +212,18 @@ class JobNodes:
             for name in [name for name, node in nodes.items() if node.seen_s < before_s]:
                 del nodes[name]
 
-    def _add(self, beat: NodeBeat, seen_s: float, now: float) -> NodeReturn | None:
+    def _add(self, beat: NodeBeat, seen_s: float, now: float, late_s: float) -> NodeReturn | None:
         lost = self.lost.pop(beat.node, None)
-        node = _Node(beat, seen_s, now, done(beat))
+        node = HeardNode(beat, seen_s, now, done(beat))
         if lost is not None:
             node.beat, node.done = lost.beat, lost.done
-        self._note_progress(beat, node.hear(beat, seen_s, now), seen_s)
+        self._note_progress(beat, node.hear(beat, seen_s, now), seen_s, late_s)
         self.nodes[beat.node] = node
         if lost is None or lost.loss is None:
             return None
         return return_of(lost.loss.id, lost.beat, beat, now - lost.heard_at)
 
-    def _note_progress(self, beat: NodeBeat, age_s: float, seen_s: float) -> None:
+    def _note_progress(self, beat: NodeBeat, age_s: float, seen_s: float, late_s: float) -> None:
         if beat.round is None or beat.slot is None:
             return
         progress = self._progress
@@ -262,12 +236,12 @@ class JobNodes:
             progress = self._progress = RoundProgress(beat.round, seen_s)
         progress.heard_s = seen_s
         if age_s < inf:
-            progress.advance(beat.node, seen_s - age_s)
+            progress.advance(beat.node, seen_s - age_s, late_s)
 
-    def _silent(self, seen_s: float) -> list[_Node]:
-        silent: list[_Node] = []
+    def _silent(self, seen_s: float) -> list[HeardNode]:
+        silent: list[HeardNode] = []
         for node in self.nodes.values():
-            if seen_s - node.seen_s < self._settings.hailed_limit_s:
+            if seen_s - node.seen_s < self._quick_limit_s:
                 break
             silent.append(node)
         return silent
@@ -278,7 +252,7 @@ class JobNodes:
             beat.slot is not None and beat.round is not None and beat.round < self._progress.round
         )
 
-    def _silence_loss(self, node: _Node, at: ObserverTime) -> NodeLoss | None:
+    def _silence_loss(self, node: HeardNode, at: ObserverTime) -> NodeLoss | None:
         """The loss of a node whose silence nothing explains."""
         settings, beat, seen_s = self._settings, node.beat, at.seen_s
         is_witnessed = self._is_witnessed(node, seen_s)
@@ -290,6 +264,8 @@ class JobNodes:
             return None
         is_short = has_moved and was_asked
         least_s = settings.hailed_limit_s if is_short else settings.silence_limit_s
+        if is_short and self._is_quick(node, seen_s):
+            least_s = self._quick_limit_s
         limit_s = least_s if is_witnessed else self._unwitnessed_limit_s(node)
         if node.seen_s < at.back_s:
             limit_s += settings.reconnect_grace_s
@@ -303,13 +279,29 @@ class JobNodes:
             evidence = f"it was asked {len(node.hails)} times for a beat; {evidence}"
         return self._loss(node, at, limit_s, evidence)
 
-    def _unwitnessed_limit_s(self, node: _Node) -> float:
+    @property
+    def _quick_limit_s(self) -> float:
+        return max(_QUICK_LIMIT_S, self._settings.hailed_limit_s - _QUICKER_S)
+
+    def _is_quick(self, node: HeardNode, seen_s: float) -> bool:
+        """Whether the node's silence stands out: it was punctual, and it alone is silent.
+
+        Its warden is silent, too, and no agent of its round stops or starts ranks.
+        """
+        beat = node.beat
+        if not self._is_alone or beat.state != "running" or beat.late_s > _PUNCTUAL_S:
+            return False
+        if node.is_at_work and seen_s - node.first_inquired_s < _WARDEN_ANSWERED_S:
+            return False
+        return not self._is_round_over(node)
+
+    def _unwitnessed_limit_s(self, node: HeardNode) -> float:
         """The limit while no node of the job is heard: nothing then tells what its ranks do."""
         is_open = node.probe is not None and node.probe.outlived
         settings = self._settings
         return settings.all_cut_off_limit_s if is_open else settings.all_silent_limit_s
 
-    def _replaced_loss(self, node: _Node, at: ObserverTime) -> NodeLoss | None:
+    def _replaced_loss(self, node: HeardNode, at: ObserverTime) -> NodeLoss | None:
         """The loss of a node that rendezvous has found gone, and replaced, before health did.
 
         The last beat of an agent that leaves has the state `leaving`: this agent did not leave.
@@ -323,7 +315,7 @@ class JobNodes:
         evidence = f"round {self._progress.round} runs without it; {self._witness(at.seen_s)}"
         return replace(self._loss(node, at, limit_s, evidence), is_replaced=True)
 
-    def _connection_loss(self, node: _Node, at: ObserverTime) -> NodeLoss | None:
+    def _connection_loss(self, node: HeardNode, at: ObserverTime) -> NodeLoss | None:
         """The loss of a node whose connection closed: its agent is gone, even if others train."""
         settings, probe, seen_s = self._settings, node.probe, at.seen_s
         if probe is None or node.seen_s < at.back_s or not self._is_witnessed(node, seen_s):
@@ -337,14 +329,18 @@ class JobNodes:
         limit_s = settings.hailed_limit_s + settings.reconnect_grace_s
         return self._loss(node, at, limit_s, evidence)
 
-    def _unheard(self, seen_s: float) -> Iterator[_Node]:
-        """The nodes that are silent for `hail_after_s`, but for those whose training moves."""
+    def _unheard(self, seen_s: float) -> Iterator[HeardNode]:
+        """The nodes that are silent, and whose training does not move."""
+        overdue_s, after_s = self._overdue_s(), self._settings.hail_after_s
+        least_s = after_s if overdue_s == -inf else _QUICK_HAIL_S
         for node in self.nodes.values():
-            if seen_s - node.seen_s < self._settings.hail_after_s:
+            if seen_s - node.seen_s < least_s:
                 return
-            if node.is_over or self._is_left_behind(node.beat):
+            is_quick = len(node.hails) >= _UNANSWERED and node.seen_s < overdue_s
+            is_silent = is_quick or seen_s - node.seen_s >= after_s
+            if not is_silent or node.is_over or self._is_left_behind(node.beat):
                 continue
-            if not self._moves(node.beat, seen_s, self._settings.hail_after_s):
+            if is_quick or not self._moves(node.beat, seen_s, after_s):
                 yield node
 
     def _note_alive(self, beat: NodeBeat, seen_s: float) -> None:
@@ -354,7 +350,7 @@ class JobNodes:
             if node is not None and name != beat.node:
                 node.alive_s = seen_s
 
-    def _is_stopped(self, node: _Node, seen_s: float) -> bool:
+    def _is_stopped(self, node: HeardNode, seen_s: float) -> bool:
         """The node's warden lives: its agent is stopped or gets no turn, and the ranks run on.
 
         This holds for `stopped_limit_s`, and only while the round goes on: an agent that must stop
@@ -363,13 +359,15 @@ class JobNodes:
         is_alive = seen_s - node.alive_s < _ALIVE_FOR_S
         if not is_alive or seen_s - node.seen_s >= self._settings.stopped_limit_s:
             return False
-        is_over = any(
+        return node.is_at_work and not self._is_round_over(node)
+
+    def _is_round_over(self, node: HeardNode) -> bool:
+        return any(
             other.beat.round == node.beat.round and other.beat.state in _HAS_LEFT
             for other in self.nodes.values()
         )
-        return _is_at_work(node.beat) and not is_over
 
-    def _loss(self, node: _Node, at: ObserverTime, limit_s: float, evidence: str) -> NodeLoss:
+    def _loss(self, node: HeardNode, at: ObserverTime, limit_s: float, evidence: str) -> NodeLoss:
         silence_s = at.seen_s - node.seen_s
         blind_s = max(0.0, at.now - node.heard_at - silence_s)
         loss = loss_of(
@@ -378,7 +376,7 @@ class JobNodes:
         )  # fmt: skip
         return replace(loss, last_step=node.last_step)
 
-    def _is_witnessed(self, node: _Node, seen_s: float) -> bool:
+    def _is_witnessed(self, node: HeardNode, seen_s: float) -> bool:
         """The bus and the observer work: another node was heard, and after this one's next beat.
 
         Nodes that fell silent together never testify against each other.
@@ -391,7 +389,7 @@ class JobNodes:
         return f"{self._newest.beat.node} was heard {heard_s:.1f} s ago"
 
     @property
-    def _newest(self) -> _Node:
+    def _newest(self) -> HeardNode:
         return self.nodes[next(reversed(self.nodes))]
 
     def _unheard_s(self, seen_s: float) -> float:
@@ -400,19 +398,25 @@ class JobNodes:
 
     def _still_s(self, beat: NodeBeat, seen_s: float) -> float:
         """The seconds since another node of its round made progress; infinite if none has."""
-        if beat.slot is None or beat.round != self._progress.round:
+        if not self._is_of_round(beat):
             return inf
         return self._progress.still_s(beat.node, seen_s)
 
     def _moves(self, beat: NodeBeat, seen_s: float, least_s: float) -> bool:
         """The other nodes of its round make progress, which they could not do without it."""
-        progress = self._progress
-        if beat.round != progress.round or beat.slot is None:
-            return False
-        return progress.moves(beat.node, seen_s, least_s, self._settings.moving_limit_most_s)
+        most_s = self._settings.moving_limit_most_s
+        return self._is_of_round(beat) and self._progress.moves(beat.node, seen_s, least_s, most_s)
+
+    def _overdue_s(self) -> float:
+        """When the next progress of the round was due, if a later beat tells of none; or never."""
+        overdue_s = self._progress.overdue_s(_STILL_LEAST_S, self._settings.moving_limit_most_s)
+        return overdue_s if overdue_s <= self._progress.heard_s else -inf
+
+    def _is_of_round(self, beat: NodeBeat) -> bool:
+        return beat.slot is not None and beat.round == self._progress.round
 
     def _stillness(self, beat: NodeBeat, seen_s: float) -> str:
-        if beat.slot is None or beat.round != self._progress.round:
+        if not self._is_of_round(beat):
             return ""
         still_s = self._still_s(beat, seen_s)
         if still_s == inf:

@@ -7,6 +7,7 @@ from everstep.messages import NodeBeat
 _SHORTEST_S = 0.25
 _FORGOTTEN = 0.99
 _MARGIN = 1.5
+_OVERDUE = 1.2
 
 
 class RoundProgress:
@@ -21,9 +22,10 @@ class RoundProgress:
         self._moved_s = -inf
         self._others_s = -inf
         self._marked_s = -inf
+        self._was_late = False
 
-    def advance(self, node: str, at_s: float) -> None:
-        """A rank of `node` made progress."""
+    def advance(self, node: str, at_s: float, late_s: float = 0.0) -> None:
+        """A rank of `node` made progress, perhaps `late_s` sooner: the beat had waited."""
         if node == self._mover:
             if at_s > self._moved_s:
                 self._moved_s = at_s
@@ -31,11 +33,18 @@ class RoundProgress:
             self._mover, self._moved_s, self._others_s = node, at_s, self._moved_s
         elif at_s > self._others_s:
             self._others_s = at_s
-        took_s = at_s - self._marked_s
-        if took_s >= _SHORTEST_S:
+        took_s = at_s - late_s - self._marked_s
+        is_exact, self._was_late = not late_s and not self._was_late, late_s > 0.0
+        if took_s < _SHORTEST_S:
+            return
+        if not late_s:
             self._marked_s = at_s
-            if took_s < inf:
-                self.longest_s = max(took_s, _FORGOTTEN * self.longest_s)
+        if took_s < inf and (is_exact or late_s):
+            self.longest_s = max(took_s, _FORGOTTEN * self.longest_s)
+
+    def overdue_s(self, least_s: float, most_s: float) -> float:
+        """The time at which a rank should have made progress again."""
+        return self._moved_s + min(max(least_s, _OVERDUE * self.longest_s), most_s)
 
     def still_s(self, node: str, now_s: float) -> float:
         """The seconds since a rank of another node made progress; infinite if none has."""
@@ -46,8 +55,8 @@ class RoundProgress:
 
         A move counts for one and a half times the longest time, but at least and at most this long.
         """
-        limit_s = min(max(least_s, _MARGIN * self.longest_s), most_s)
-        return now_s - (self._others_s if node == self._mover else self._moved_s) < limit_s
+        moved_s = self._others_s if node == self._mover else self._moved_s
+        return now_s - moved_s < min(max(least_s, _MARGIN * self.longest_s), most_s)
 
 
 def youngest_s(beat: NodeBeat) -> float:
