@@ -85,6 +85,9 @@ class Connection:
         self._attachments: list[Attachment] = []
         self._closed = asyncio.Event()
         self._up = asyncio.Event()
+        self._opened = asyncio.Event()
+        """No client is being opened on which attachments hear messages already."""
+        self._opened.set()
         self._listeners: list[_Listener] = []
         self._denied_subscriptions: set[str] = set()
         self.counters = {"reconnects": 0, "rebuilds": 0, "errors": 0, "slow": 0, "denied": 0}
@@ -158,6 +161,10 @@ class Connection:
             self._up.clear()
             await self._up.wait()
 
+    async def wait_opened(self) -> None:
+        """Wait while a new client has attachments, but is not in use yet: it cannot send."""
+        await self._opened.wait()
+
     @asynccontextmanager
     async def attached(self, attachment: Attachment) -> AsyncIterator[None]:
         """Attach it now, if we are connected, and again on each new client."""
@@ -199,10 +206,17 @@ class Connection:
 
     async def open(self) -> None:
         """Connect once, or raise the error that says why not, within `connect_within_s`."""
+        try:
+            await self._open()
+        finally:
+            self._opened.set()
+
+    async def _open(self) -> None:
         client = PatchedClient(self._settings.reconnect_jitter_s, self._servers_reported)
         try:
             await self._connect(client)
             await self._check(client)
+            self._opened.clear()
             await self._attach(client)
         except (nats_errors.Error, OSError) as error:  # it was lost again
             await dispose(client)

@@ -136,6 +136,7 @@ class _Answering:
 
     async def _answer(self, question: _Question) -> None:
         try:
+            await self._connection.wait_opened()
             data, error = await self._answer_to(question)
             await self._connection.client.publish(question.reply, data, headers=error)
         except (nats_errors.Error, BusError) as lost:

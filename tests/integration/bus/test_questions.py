@@ -1,4 +1,4 @@
-"""Questions as foreign clients ask them: without a reply, and too many."""
+"""Questions without a reply, too many, and before the connection is open."""
 
 import asyncio
 import json
@@ -6,14 +6,17 @@ import logging
 
 import nats as nats_client
 import pytest
+from nats.aio.client import Client
 
 from everstep import subjects
 from everstep.bus import connect, requests
 from everstep.bus.auth.login import Login
 from everstep.bus.auth.roles import ADMIN, SERVICE
+from everstep.bus.connection import Connection
+from everstep.bus.nats_patches import settle
 from everstep.bus.server.dev_server import DevServer
 from everstep.messages import Done, Message, ShowRound, encode
-from tests.waiting import WITHIN_S, until_async
+from tests.waiting import WITHIN_S, turns, until_async
 
 
 async def test_questions_without_a_reply_are_dropped_and_too_many_refused(
@@ -56,3 +59,39 @@ async def test_questions_without_a_reply_are_dropped_and_too_many_refused(
             assert caplog.text.count("question_dropped") == 1
     finally:
         await raw.close()
+
+
+async def test_a_question_that_arrives_while_a_service_opens_its_connection_is_answered(
+    nats: DevServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service has subscribed, and cannot send anything yet."""
+    settings = nats.settings(SERVICE)
+    question, subject = ShowRound(job="j"), subjects.ask("rendezvous", "show", None)
+    refuse_if_denied = Connection.refuse_if_denied
+
+    async def show(_: Message) -> Message:
+        assert service.connected, "a handler may need the bus"
+        return Done(text="shown")
+
+    async with connect(settings, "asking") as asking, asyncio.TaskGroup() as tasks:
+        asked: list[asyncio.Task[Done]] = []
+
+        async def ask_now(connection: Connection, client: Client, subscribed: str) -> None:
+            await refuse_if_denied(connection, client, subscribed)
+            if subscribed == subject and not asked:
+                answer = asking.ask(
+                    "rendezvous", "show", question, Done, job="j", within_s=WITHIN_S / 4
+                )
+                asked.append(tasks.create_task(answer))
+                await turns()
+                await settle(asking._connection.client, WITHIN_S)
+                await settle(client, WITHIN_S)  # the service has read the question
+                await turns(10)
+
+        monkeypatch.setattr(Connection, "refuse_if_denied", ask_now)
+        async with (
+            connect(settings, "answering", wait=False) as service,
+            service.answer("rendezvous", {"show": show}),
+        ):
+            await until_async(lambda: asked, "the service has subscribed")
+            assert (await asked[0]).text == "shown"
