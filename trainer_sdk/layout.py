@@ -89,7 +89,7 @@ VALUE_WORDS = 6  # 4 for the name, then the value as a double, then when
 VALUE_NAME_BYTES = 32
 
 NUMBERED = 1008  # 1 once the script has given the number of a step, or of the one it resumes after
-SURVIVES = 1009  # 1 while the process of this rank survives the end of its round
+SURVIVES = 1009  # 1 while this process survives rounds, 2 if a node may be lost with its ranks
 
 RINGS_AT = 1024
 RING_ENTRIES = 64

@@ -294,7 +294,7 @@ def _reading(words: "memoryview[int]") -> PageReading:
         longest_beat_s=_plausible(_double(words[layout.LONGEST_BEAT_S])),
         warmup=words[layout.WARMUP_GIVEN] or words[layout.WARMUP],
         is_numbered=words[layout.NUMBERED] == 1,
-        survives=words[layout.SURVIVES] == 1,
+        survives=words[layout.SURVIVES] if words[layout.SURVIVES] in {1, 2} else 0,
         exit_code=words[layout.EXIT_CODE] - 1 if words[layout.EXIT_CODE] else None,
         closed_s=_plausible(_double(words[layout.CLOSED_S])),
         compiled_s=words[layout.COMPILED_NS] / 1e9,  # read last: it is written first

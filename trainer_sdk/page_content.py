@@ -81,10 +81,10 @@ class PageReading:
     """The number of first steps that may take long; 0 if not given."""
     closed_s: float = 0.0
     """When the session was closed; 0 before."""
+    survives: int = 0
+    """As `SURVIVES` in the layout."""
     is_numbered: bool = False
     """Whether the script numbers its steps: then those of two rounds can be compared."""
-    survives: bool = False
-    """Whether its process survives the end of its round."""
     exit_code: int | None = None
     """The exit code of the script, as far as the script decides it; None while it runs, and if
     it is unknown."""

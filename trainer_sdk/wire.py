@@ -292,6 +292,8 @@ class WardenStop(WireLine, frozen=True, kw_only=True, tag="stop"):
     """Processes that are left after that may live on."""
     keeps: tuple[int, ...] = ()
     """These ranks are parked, instead of stopped, if they survive rounds."""
+    is_planned: bool = False
+    """As in `Park`."""
     save: SaveTogether | None = None
     """The ranks that are parked save, the first of them under this number."""
 
@@ -404,6 +406,8 @@ class Park(WireLine, frozen=True, kw_only=True):
     """The round is over: leave the groups, keep the objects, and answer `Parked`."""
 
     round: int
+    is_planned: bool = False
+    """Nothing has failed: the rank may finish its step."""
 
 
 class GoOn(WireLine, frozen=True, kw_only=True, tag="go_on"):

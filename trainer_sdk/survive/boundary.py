@@ -10,6 +10,7 @@ import copy
 import random
 import sys
 from collections.abc import Callable, Mapping
+from time import monotonic
 from typing import Any
 
 import torch
@@ -29,7 +30,12 @@ class RoundOver(BaseException):
 class Boundary:
     """The step that this rank's state belongs to."""
 
-    def __init__(self, seed: int, is_over: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        seed: int,
+        is_over: Callable[[], bool],
+        ends_soon: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.step: int | None = None
         """The last finished step of the state; None before a state was agreed."""
         self.is_torn = False
@@ -38,7 +44,11 @@ class Boundary:
         """The round in which the state was made or loaded; 0 for none."""
         self.rank = self.round = 0
         self._seed = seed
+        self.step_s = 0.0
+        """How long the last step took."""
+        self._finished_at = monotonic()
         self._is_over = is_over
+        self._ends_soon = ends_soon
         self._parts: TrainingParts | None = None
         self._positions: list[Any] = []
         self._buffers: list[KeptBuffer] = []
@@ -60,6 +70,7 @@ class Boundary:
         for scaler in self._parts.scalers:
             scaler._per_optimizer_states.clear()  # noqa: SLF001 - of a step that was interrupted
         self.step, self.made_in, self.is_torn = step, made_in, False
+        self._finished_at = monotonic()
         self._keep()
         self._seed_by(f"{self.rank}/{self.step}")
 
@@ -67,7 +78,9 @@ class Boundary:
         """Note that a step is finished; `RoundOver` if the round is."""
         self.step, self.made_in, self.is_torn = step, self.round, False
         self._keep()
-        if self._is_over():
+        now = monotonic()
+        self.step_s, self._finished_at = now - self._finished_at, now
+        if self._is_over() or self._ends_soon():
             raise RoundOver
         self._seed_by(f"{self.rank}/{self.step}")
 

@@ -5,7 +5,7 @@ training's own process group. Where no replica lives, all ranks restore an image
 """
 
 import os
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from trainer_sdk.checkpoint.rank_group import RankGroup, group_of_all
+from trainer_sdk.environment import environ
 from trainer_sdk.sdk_log import warn
 from trainer_sdk.survive.agreement import (
     CopyResult,
@@ -72,6 +73,8 @@ class Healed:
     """The ranks whose processes are new."""
     places: frozenset[str] = frozenset()
     """The parts of the state that these ranks have."""
+    is_replicated: bool = False
+    """Each part is on two nodes or more."""
     is_first: bool = False
     """No rank has had a state: the job begins."""
 
@@ -170,6 +173,7 @@ class _Healing:
             taken=len(first) - kept - len(replaced),
             replaced=replaced,
             places=frozenset(holding.place for holding in first),
+            is_replicated=_is_replicated(first),
             is_first=len(replaced) == len(first),
         )
 
@@ -286,6 +290,15 @@ class _Healing:
                 if not is_direct:
                     own.copy_(arrived)
                 receiver.arrived(index)
+
+
+def _is_replicated(holdings: Sequence[RankHolding]) -> bool:
+    """Whether each part of the state is on two nodes or more, by the numbers of ranks."""
+    ranks_per_node = int(environ.get("LOCAL_WORLD_SIZE") or len(holdings))
+    nodes: dict[str, set[int]] = defaultdict(set)
+    for holding in holdings:
+        nodes[holding.place].add(holding.rank // ranks_per_node)
+    return all(len(those) > 1 for those in nodes.values())
 
 
 def _is_readable(skeleton: Skeleton) -> bool:

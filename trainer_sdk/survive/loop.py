@@ -96,17 +96,20 @@ class SurvivingTraining:
         self._run = run
         self._choices = choices
         self._link = link
-        self._boundary = Boundary(choices.seed, self._is_over)
+        ends_soon = (lambda: False) if link is None else (lambda: link.ends_soon)
+        self._boundary = Boundary(choices.seed, self._is_over, ends_soon)
+        if link is not None:
+            link.step_s = lambda: self._boundary.step_s
         self._state: State | None = None
         self._saves: Checkpointer | None = None
         self._places: frozenset[str] = frozenset()
         self._hook = sys.excepthook
         run.step = self._step  # type: ignore[method-assign]
-        self._show(survives=link is not None)
+        self._show(int(link is not None))
 
     def close(self) -> None:
         """Let the rest of the script end as that of any other rank."""
-        self._show(survives=False)
+        self._show(0)
         del self._run.step
         self._boundary.close()
         if self._link is not None:
@@ -123,9 +126,9 @@ class SurvivingTraining:
                 traceback.clear_frames(error.__traceback__)
             self._wait_for_next_round()
 
-    def _show(self, *, survives: bool) -> None:
+    def _show(self, survives: int) -> None:
         """Show the agent whether this process goes on after the end of its round."""
-        self._run._link.words[layout.SURVIVES] = int(survives)  # noqa: SLF001 - the same package
+        self._run._link.words[layout.SURVIVES] = survives  # noqa: SLF001 - the same package
 
     def _step(self, number: int | None = None) -> int:
         """`run.step()` while the training survives."""
@@ -151,6 +154,8 @@ class SurvivingTraining:
             state = self._built(is_fresh=True)
         self._boundary.begin(state, healed.step or 0, healed.made_in)
         self._places = healed.places
+        if self._link is not None:
+            self._show(2 if healed.is_replicated else 1)
         self._run.start_at(healed.step or 0)
         self._report(healed, group)
         arguments = () if self._saves is None else (self._saves,)
@@ -219,7 +224,7 @@ class SurvivingTraining:
         if self._link is not None:
             with self._run.section("others finish", "checkpoint"):
                 group.highest([0])
-            self._show(survives=False)
+            self._show(0)
             self._link.close()
         if owns_group:
             wait_at_exit()

@@ -14,6 +14,8 @@ from trainer_sdk.bootstrap.agent_link import ShortPath
 from trainer_sdk.wire import Channel, GoOn, Park, Parked, SaveTogether, Survives, ToSurvivor
 
 _AGAIN_S = 0.2
+_PATIENCE = 1.5
+"""In steps: a rank in the next step waits in vain for ranks that have left after this one."""
 
 
 class WardenGoneError(RuntimeError):
@@ -24,6 +26,11 @@ class WardenLink:
     """A thread reads the orders of the warden. OSError if the warden does not listen."""
 
     def __init__(self, path: str, park_within_s: float, abort: Callable[[], None]) -> None:
+        self.step_s: Callable[[], float] = lambda: 0.0
+        """How long a step takes; where nothing has failed, a rank may finish its own first."""
+        self._longest_wait_s = park_within_s / 2
+        self.ends_soon = False
+        """Whether the present round ends with this step."""
         wire = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             with ShortPath(path) as short:
@@ -102,10 +109,13 @@ class WardenLink:
     def _hear(self, line: ToSurvivor) -> None:
         if isinstance(line, GoOn | SaveTogether):
             self._has_left.clear()
-            self.is_over = False
+            self.is_over = self.ends_soon = False
             self._orders.put(line)
             return
         assert isinstance(line, Park)
+        if line.is_planned:
+            self.ends_soon = True
+            self._has_left.wait(min(_PATIENCE * self.step_s(), self._longest_wait_s))
         with self._news:
             self.is_over = True
             self._news.notify_all()

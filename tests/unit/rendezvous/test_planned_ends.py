@@ -20,6 +20,7 @@ from everstep.messages import (
     RestartJob,
     RoundEnded,
     StopJob,
+    StopRanks,
 )
 from everstep_services.rendezvous.domain.events import Event
 from tests.unit.rendezvous.world import WALL, World, spec
@@ -245,3 +246,46 @@ def test_the_shorter_time_holds() -> None:
     assert world.doc.phase == "ending"
     (ended,) = world.of(RoundEnded)
     assert ended.reason == "bob asked for another round: stuck"
+
+
+def surviving(nodes_max: int, survives: int) -> World:
+    world = World(spec(2, nodes_max=nodes_max), grow_after_s=5, elastic_wait_s=0)
+    world.join("n1", "n2")
+    for node in world.members():
+        world.report(node, "started")
+    world.report("n1", "first_step", step=1, survives=survives)
+    return world
+
+
+def stops(world: World) -> list[tuple[str, bool]]:
+    return [(order.cause, order.keeps) for _, order in world.orders if isinstance(order, StopRanks)]
+
+
+def test_ranks_that_survive_are_parked_when_the_round_grows() -> None:
+    world = surviving(3, survives=1)
+    world.join("n3")
+    world.tick(6)
+    assert [ended.cause for ended in world.of(RoundEnded)] == ["grow"]
+    assert stops(world) == [("operator", True)]
+    world.back("n1", "n2")
+    assert (world.doc.phase, world.doc.slots, world.doc.keeps) == ("forming", 3, False)
+
+
+@pytest.mark.parametrize(("survives", "ends"), [(2, [("operator", True)]), (1, []), (0, [])])
+def test_a_drained_node_is_replaced_without_a_save_where_its_state_has_replicas(
+    survives: int, ends: list[tuple[str, bool]]
+) -> None:
+    world = surviving(2, survives)
+    world.join("n3")
+    drain(world)
+    assert stops(world) == ends
+    world.tick(31)
+    assert len(stops(world)) == 1
+    world.back("n1", "n2")
+    assert world.members() == ["n3", "n2"]
+
+
+def test_a_person_who_restarts_keeps_no_rank() -> None:
+    world = surviving(2, survives=2)
+    restart(world, saves=False)
+    assert stops(world) == [("operator", False)]

@@ -187,6 +187,9 @@ class Report(Question, frozen=True, kw_only=True, tag="report.v1"):
     """For `first_step`: how long it took until all had their states, where some had kept theirs."""
     healed: str = ""
     """For `first_step`: the sentence of that `state_healed`."""
+    survives: Count = 0
+    """For `first_step`: 1 if the ranks survive rounds, 2 if a node may be lost with its ranks, as
+    each part of the state is on another one, too."""
     is_of_code: bool = False
     """For `rank_exited`: the kind of the exception says that the program is wrong."""
     asks: Name = ""

@@ -88,6 +88,8 @@ class StopRound:
     """Every rank has exited with 0."""
     keeps: tuple[int, ...] = ()
     """These ranks are parked for the next round, if they survive rounds."""
+    is_planned: bool = False
+    """Nothing has failed: they may finish their step first."""
 
 
 @dataclass(frozen=True, slots=True)

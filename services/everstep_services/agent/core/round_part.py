@@ -255,6 +255,7 @@ class RoundPart:
         incident: str | None = None,
         wait_s: float = 0.0,
         keeps: bool = False,
+        is_planned: bool = False,
     ) -> list[Action]:
         """Stop every rank, or park it. If that is under way, only cancel the wait."""
         if self.state == "stopping":
@@ -265,7 +266,9 @@ class RoundPart:
         self.state, self._waits = "stopping", wait_s > 0
         is_done = self.came_to == "finished" and not self.is_leaving
         kept = self._survivors if keeps and not self.is_leaving else ()
-        return [StopRound(self.round, grace_s, evidence_s, incident, wait_s, is_done, kept)]
+        return [
+            StopRound(self.round, grace_s, evidence_s, incident, wait_s, is_done, kept, is_planned)
+        ]
 
     @property
     def _survivors(self) -> tuple[int, ...]:

@@ -95,7 +95,7 @@ class Survivors:
         while ready := {source.fileno() for source in select.select([*self.sources], [], [], 0)[0]}:
             self.hear(ready, is_rank)
 
-    def park(self, pid: int, round: int, folder: str, now: float) -> bool:
+    def park(self, pid: int, line: Park, folder: str, now: float) -> bool:
         """Ask a rank to park; False if it does not survive rounds."""
         survivor = self._survivors.get(pid)
         if survivor is None or not survivor.park_within_s:
@@ -104,7 +104,7 @@ class Survivors:
             return True
         survivor.folders.add(folder)
         survivor.park_by = now + survivor.park_within_s
-        return self._send(pid, survivor, Park(round=round))
+        return self._send(pid, survivor, line)
 
     def save(self, pid: int, line: SaveTogether, now: float) -> None:
         """Have a parked rank save its state, after which it is parked again."""

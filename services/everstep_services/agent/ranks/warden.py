@@ -35,6 +35,7 @@ from trainer_sdk.wire import (
     FromWarden,
     Gone,
     GoOn,
+    Park,
     RankEntry,
     Signal,
     Signalled,
@@ -413,7 +414,8 @@ class Warden:
             return
         for pid, rank in self._ranks.items():
             folder = os.path.dirname(rank.page)
-            if rank.rank in order.keeps and self._survivors.park(pid, rank.round, folder, now):
+            park = Park(round=rank.round, is_planned=order.is_planned)
+            if rank.rank in order.keeps and self._survivors.park(pid, park, folder, now):
                 continue
             self._survivors.forget(pid)
             self._act(pid, rank, Signal(number=signal.SIGTERM), has_come=False)

@@ -113,6 +113,7 @@ class WardenClient:
         *,
         is_done: bool = False,
         keeps: tuple[int, ...] = (),
+        is_planned: bool = False,
         save: SaveTogether | None = None,
     ) -> AllStopped:
         """Send SIGTERM, wait for the grace, send SIGKILL, until no process of the round is left.
@@ -133,6 +134,7 @@ class WardenClient:
                 is_done=is_done,
                 leaves=leaves,
                 keeps=keeps,
+                is_planned=is_planned,
                 save=save,
             )
             await self._send(order)

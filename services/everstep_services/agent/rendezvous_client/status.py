@@ -188,6 +188,7 @@ class AgentStatus:
             restore_s=self._checkpoints.restore_s,
             heal_s=self._checkpoints.heal_s,
             healed=self._checkpoints.healed,
+            survives=self._progress.survives(tell.rank) if tell.event == "first_step" else 0,
         )
 
     def leave(self, exiting: ExitAgent) -> Leave:

@@ -154,7 +154,9 @@ class RankRunner:
         warden, outcome = self.warden, _NOTHING
         pids = warden.watch.pids()
         try:
-            outcome = await warden.stop(stop.grace_s, is_done=stop.is_done, keeps=stop.keeps)
+            outcome = await warden.stop(
+                stop.grace_s, is_done=stop.is_done, keeps=stop.keeps, is_planned=stop.is_planned
+            )
             # A rank that ended before it was stopped may be the cause: its event is handled first.
             async with asyncio.timeout(_HEARD_WITHIN_S):
                 await warden.events.join()

@@ -444,4 +444,4 @@ def _survives(page: PageView) -> bool:
         reading = page.read()
     except BadPageError:
         return False
-    return reading is not None and reading.survives
+    return reading is not None and reading.survives > 0

@@ -107,6 +107,11 @@ class ProgressReader:
         page = self._source.page(rank)
         return page is not None and page.is_numbered
 
+    def survives(self, rank: int | None) -> int:
+        """As `Report.survives`, as the script of this rank tells."""
+        page = None if rank is None else self._source.page(rank)
+        return 0 if page is None else page.survives
+
     def _numbered(self, rank: int, step: int) -> int | None:
         return step if self.is_numbered(rank) else None
 

@@ -32,8 +32,10 @@ _ENDS_WITH: dict[str, AllocationEnd] = {
 }
 
 
-def end_round(batch: Batch, sign: Sign) -> None:
+def end_round(batch: Batch, sign: Sign, *, keeps: bool = False) -> None:
     """End the round on every node: its ranks must stop, and another round may follow.
+
+    With `keeps`, ranks that survive rounds are parked, whatever the cause.
 
     A stop of the job that was ordered outlives the round, whatever ends it.
     """
@@ -49,7 +51,7 @@ def end_round(batch: Batch, sign: Sign) -> None:
             incidents.broke_again(batch, sign)
             opened = state.doc.incident
     _say_ended(batch, sign.trigger, sign.reason, opened, sign)
-    state.set(stop_order=batch.now.new_id(), end_reason=sign.reason)
+    state.set(stop_order=batch.now.new_id(), end_reason=sign.reason, keeps=keeps)
     state.set(planned=doc.planned if state.ordered_stop else None)
     state.set(saving=None, stalls=(), checks=())
     for seat in state.in_stage(*AT_WORK):

@@ -29,7 +29,7 @@ from everstep_services.rendezvous.domain import (
 )
 from everstep_services.rendezvous.domain.admission import Refusal
 from everstep_services.rendezvous.domain.batch import Batch, ReplicaMemory
-from everstep_services.rendezvous.domain.ends import close_allocations
+from everstep_services.rendezvous.domain.ends import close_allocations, end_round
 from everstep_services.rendezvous.domain.events import (
     BatchOutcome,
     Event,
@@ -39,6 +39,7 @@ from everstep_services.rendezvous.domain.events import (
     Tick,
 )
 from everstep_services.rendezvous.domain.formation import candidate_of, try_form, world_of
+from everstep_services.rendezvous.domain.incidents import Sign
 from everstep_services.rendezvous.domain.network import findings
 from everstep_services.rendezvous.domain.placement import largest_size
 from everstep_services.rendezvous.domain.state import OVER, JobState
@@ -215,6 +216,9 @@ def _grow(batch: Batch) -> None:
         batch.wake_in(left_s)
         return
     reason = f"{size} slots could be filled for {after_s:g} s, and only {doc.slots} run"
+    if doc.survives:
+        end_round(batch, Sign("grow", reason), keeps=True)
+        return
     agreed_save.end_after_save(
         batch, PlannedEnd(cause="grow", reason=reason, within_s=batch.settings.save_within_s)
     )

@@ -161,7 +161,7 @@ def _first_step(batch: Batch, report: Report) -> None:
         return
     batch.state.set(has_ever_stepped=True)
     batch.state.set(has_stepped=True, first_step=report.step, restore_s=report.restore_s)
-    batch.state.set(heal_s=report.heal_s, healed=report.healed)
+    batch.state.set(heal_s=report.heal_s, healed=report.healed, survives=report.survives)
     batch.timers.start("stepping", doc.round)
     if doc.phase == "running":
         _recovered(batch, report.age_s)

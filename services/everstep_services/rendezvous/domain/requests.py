@@ -34,8 +34,10 @@ from everstep_services.rendezvous.domain.ends import (
     PREEMPTED,
     RETRYABLE,
     end_job,
+    end_round,
 )
 from everstep_services.rendezvous.domain.formation import candidate_of, world_of
+from everstep_services.rendezvous.domain.incidents import Sign
 from everstep_services.rendezvous.domain.network.pair_test import peers
 from everstep_services.rendezvous.domain.placement import largest_size
 from everstep_services.rendezvous.domain.state import AT_WORK, OVER
@@ -198,6 +200,11 @@ def _drain(batch: Batch, ask: DrainNode) -> Done:
     rest = "the others continue without it" if exit_code == 0 else "the job then needs another node"
     if seat.stage not in AT_WORK:
         return _accepted(batch, ask, f"{left}; {rest}")
+    can_move = batch.state.doc.survives > 1 and batch.state.doc.planned is None
+    if can_move and batch.state.doc.phase == "running" and ask.origin != NUMERICS:
+        done = _accepted(batch, ask, f"the ranks keep their states; {left}; {rest}")
+        end_round(batch, Sign("operator", why, node=ask.node), keeps=True)
+        return done
     within_s = (ask.within_s or 0.0) if batch.state.doc.phase == "running" else 0.0
     within_s = agreed_save.time_left(batch, within_s)
     left = agreed_save.overruled(batch) or f"{left}; {rest}"

@@ -51,6 +51,8 @@ class DocumentChanges(TypedDict, total=False):
     restore_s: float
     heal_s: float
     healed: str
+    survives: int
+    keeps: bool
     round_step: int | None
     reached_step: int | None
     incident: OpenIncident | None
