@@ -382,6 +382,9 @@ class Session:
         for tracker in self._trackers:
             tracker.mark(name, step)
 
+    def _tear(self) -> None:
+        """Note that the state begins to become that of another step: a hook for `survive`."""
+
     def _at_close(self, ending: "Callable[[], object]") -> None:
         """Call this at the good end of a training that was not asked to stop."""
         self._endings.append(ending)

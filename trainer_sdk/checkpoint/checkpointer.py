@@ -193,9 +193,9 @@ class Checkpointer:
         self._queue.maybe_finalize()
         if self._restorer.latest(act.before_step) is None:
             return f"there is no checkpoint of a step before {act.before_step}"
-        why = acts.add(msgspec.structs.replace(act, course=self._restorer.course))
-        if why:
+        if why := acts.add(msgspec.structs.replace(act, course=self._restorer.course)):
             return f"it cannot be recorded: {why}"
+        self._session._tear()  # noqa: SLF001 - one package
         with self._wait_section("roll back"), torch.inference_mode(mode=False), torch.no_grad():
             restored = self._restorer.go_back(state, acts)
         self._last_step = self._last_save = None

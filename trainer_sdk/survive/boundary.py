@@ -84,6 +84,12 @@ class Boundary:
             raise RoundOver
         self._seed_by(f"{self.rank}/{self.step}")
 
+    def moved(self, step: int) -> None:
+        """Note that the training has loaded the state of another step on all ranks."""
+        if self._parts is not None and step != self.step:
+            self.step, self.made_in, self.is_torn = step, self.round, False
+            self._keep()
+
     def put_back(self) -> None:
         """Make a state that is not torn what it was at the boundary."""
         if self.is_torn:

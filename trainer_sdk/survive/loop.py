@@ -105,12 +105,14 @@ class SurvivingTraining:
         self._places: frozenset[str] = frozenset()
         self._hook = sys.excepthook
         run.step = self._step  # type: ignore[method-assign]
+        run.start_at = self._start_at  # type: ignore[method-assign]
+        run._tear = self._boundary.tear  # type: ignore[method-assign]  # noqa: SLF001 - the same package
         self._show(int(link is not None))
 
     def close(self) -> None:
         """Let the rest of the script end as that of any other rank."""
         self._show(0)
-        del self._run.step
+        del self._run.step, self._run.start_at, self._run._tear  # noqa: SLF001 - the same package
         self._boundary.close()
         if self._link is not None:
             self._link.close()
@@ -135,6 +137,11 @@ class SurvivingTraining:
         step = Session.step(self._run, number)
         self._boundary.finished(step)
         return step
+
+    def _start_at(self, step: int, *, total: int | None = None) -> None:
+        """`run.start_at()`: also a `Checkpointer` calls it once it has loaded a state."""
+        Session.start_at(self._run, step, total=total)
+        self._boundary.moved(step)
 
     def _is_over(self) -> bool:
         return self._link is not None and self._link.is_over

@@ -16,6 +16,7 @@ from threading import Timer
 from typing import Any, get_args
 
 import torch
+import torch.distributed as dist
 import xxhash
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -140,20 +141,19 @@ def computing(model: nn.Module) -> Callable[[Tensor], float | None]:
     """Forward and backward of a batch in the groups of this round; the loss, if it is here."""
     if is_pipeline:
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "stage"))
-        parallel = DistributedDataParallel(model, process_group=mesh.get_group("data"))
-        part = PipelineStage(parallel, stage, 2, torch.device("cpu"), group=mesh.get_group("stage"))
+        part = PipelineStage(model, stage, 2, torch.device("cpu"), group=mesh.get_group("stage"))
         schedule = ScheduleGPipe(part, 2, loss_fn=nn.functional.mse_loss)
 
         def compute(batch: Tensor) -> float | None:
-            if not stage:
-                schedule.step(batch)
-                return None
             losses: list[Tensor] = []
-            schedule.step(
-                target=torch.zeros(len(batch), 16 if shape.startswith("twins") else 5),
-                losses=losses,
-            )
-            return torch.stack(losses).mean().item()
+            if stage:
+                width = 16 if shape.startswith("twins") else 5
+                schedule.step(target=torch.zeros(len(batch), width), losses=losses)
+            else:
+                schedule.step(batch)
+            for parameter in model.parameters():  # DDP fails in its second step here
+                dist.all_reduce(parameter.grad, group=mesh.get_group("data"))
+            return torch.stack(losses).mean().item() if losses else None
 
         return compute
     if shape.startswith(("ddp", "numerics")):
@@ -170,7 +170,9 @@ def computing(model: nn.Module) -> Callable[[Tensor], float | None]:
 
 def numerics_of(state: dict[str, Any], data: PositionedSampler) -> Any:
     loader = DataLoader(TensorDataset(INPUTS), batch_sampler=data)
-    return run.numerics(state, loader, mode="validate_results", validate_every=3, hash_every=2)
+    numerics = run.numerics(state, loader, mode="validate_results", validate_every=3, hash_every=2)
+    state["numerics"] = numerics
+    return numerics
 
 
 def hash_of_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
@@ -190,7 +192,7 @@ def hash_of_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     place=f"stage {stage}" if shape.startswith("twins") else "",
 )
 def train(state: dict[str, Any], step: int, saves: Checkpointer) -> None:
-    model, optimizer, data = state.values()
+    model, optimizer, data = list(state.values())[:3]
     compute = computing(model)
     numerics = numerics_of(state, data) if shape.startswith("numerics") else None
     for batch in (numerics or data.counted(data)) if step < STEPS else ():

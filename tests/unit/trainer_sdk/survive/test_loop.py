@@ -1,5 +1,6 @@
 """Without an agent a training simply runs, from where its checkpoints are."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ from torch import nn
 from trainer_sdk import sdk_log
 from trainer_sdk.bootstrap.agent_link import AgentLink
 from trainer_sdk.checkpoint import Checkpointer
+from trainer_sdk.checkpoint.restore.restore import Restored
 from trainer_sdk.environment import environ
+from trainer_sdk.numerics.rollback import record
 from trainer_sdk.rank_session import Session, replace_session
+from trainer_sdk.survive.loop import SurvivalChoices, SurvivingTraining
 
 
 def build() -> dict[str, Any]:
@@ -74,6 +78,43 @@ def test_it_begins_where_its_checkpoints_are(run: Session, tmp_path: Path) -> No
     assert trained(until=3) == 0
     assert trained(until=5) == 3
     assert torch.equal(weights[1], weights[2])
+
+
+def test_a_roll_back_in_place_moves_the_boundary(run: Session, tmp_path: Path) -> None:
+    choices = SurvivalChoices(
+        build, lambda: Checkpointer(tmp_path / "root", every=1000), "", 0, 1.0, None
+    )
+    training = SurvivingTraining(run, choices, None)
+    torn = []
+
+    def train(state: dict[str, Any], step: int, saves: Checkpointer) -> int | None:
+        make_step(state)
+        saves.save(run.step(), state, wait=True)
+        make_step(state)
+        run.step()
+        # What fails while the state is loaded leaves a mixture.
+        state["extra"] = Watching(lambda: torn.append(training._boundary.is_torn))
+        act = record("a case", "rollback", 2, "a reason", before_step=2)
+        assert isinstance(saves.roll_back(state, act, saves.acts()), Restored)
+        return training._boundary.step
+
+    assert training.run(train) == 1
+    training.close()
+    assert torn[0]
+
+
+class Watching:
+    def __init__(self, loads: Callable[[], None]) -> None:
+        self._loads = loads
+
+    may_be_absent = True
+
+    def state_dict(self) -> dict[str, Any]:
+        self._loads()
+        return {}
+
+    def load_state_dict(self, _: dict[str, Any]) -> None:
+        pass
 
 
 def test_a_build_that_returns_something_else_is_refused(run: Session) -> None:
