@@ -328,6 +328,8 @@ class Connection:
         if client is None or not client.is_connected:
             return  # it reconnects anyway
         with contextlib.suppress(nats_errors.Error, TimeoutError):
+            # Else a question that comes just now is lost, and its asker waits in vain.
+            await client.leave_queues()
             await settle(client, self._settings.request_within_s)
         if client.is_connected:
             self._reconnects_by_choice = True

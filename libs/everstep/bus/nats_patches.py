@@ -239,6 +239,12 @@ class PatchedClient(Client):
         if self._on_servers is not None:
             self._on_servers(servers, initial_connection)
 
+    async def leave_queues(self) -> None:
+        """Take no more messages of queue groups until the client has reconnected."""
+        for sid, subscription in list(self._subs.items()):
+            if subscription._queue:  # noqa: SLF001
+                await self._send_unsubscribe(sid)
+
     async def move(self, to: str | None) -> None:
         """Leave this server for the one at that address, or for any other."""
         if to is not None:

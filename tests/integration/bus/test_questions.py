@@ -13,7 +13,8 @@ from everstep.bus import connect, requests
 from everstep.bus.auth.login import Login
 from everstep.bus.auth.roles import ADMIN, SERVICE
 from everstep.bus.connection import Connection
-from everstep.bus.nats_patches import settle
+from everstep.bus.errors import NobodyAnswersError
+from everstep.bus.nats_patches import PatchedClient, settle
 from everstep.bus.server.dev_server import DevServer
 from everstep.messages import Done, Message, ShowRound, encode
 from tests.waiting import WITHIN_S, turns, until_async
@@ -95,3 +96,45 @@ async def test_a_question_that_arrives_while_a_service_opens_its_connection_is_a
         ):
             await until_async(lambda: asked, "the service has subscribed")
             assert (await asked[0]).text == "shown"
+
+
+async def test_a_question_to_a_service_that_logs_in_anew_is_not_lost(
+    nats: DevServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes when the service reads no more: the asker hears at once that nobody answers."""
+    settings, question = nats.settings(SERVICE), ShowRound(job="j")
+    move = PatchedClient.move
+
+    async def show(_: Message) -> Message:
+        return Done(text="shown")
+
+    async with (
+        connect(settings, "asking") as asking,
+        connect(settings, "answering") as service,
+        service.answer("rendezvous", {"show": show}),
+        asyncio.TaskGroup() as tasks,
+    ):
+
+        async def ask() -> Done:
+            return await asking.ask(
+                "rendezvous", "show", question, Done, job="j", within_s=WITHIN_S / 4
+            )
+
+        async def refused() -> None:
+            with pytest.raises(NobodyAnswersError):
+                await ask()
+
+        async def ask_and_move(client: PatchedClient, to: str | None) -> None:
+            client._transport._io_writer.transport.pause_reading()  # type: ignore[union-attr]
+            asked.append(tasks.create_task(refused()))
+            await turns()
+            await settle(asking._connection.client, WITHIN_S)
+            await move(client, to)
+
+        asked: list[asyncio.Task[None]] = []
+        monkeypatch.setattr(PatchedClient, "move", ask_and_move)
+        assert (await ask()).text == "shown"
+        await service._connection.log_in_anew()
+        await asked[0]
+        answer = await until_async(ask, "it answers again", despite=NobodyAnswersError)
+        assert answer.text == "shown"
