@@ -233,8 +233,10 @@ class Attribution:
             cases: JobCases, now: VerdictContext
         ) -> tuple[VerdictReached | None, tuple[VerdictReached, ...]]:
             newest = cases.case(case.incident)
-            verdict = None if newest is None else concluded(newest, judged, now)
-            if newest is None or verdict is None:
+            if newest is None or newest.outcome == "merged":  # another incident has its verdict
+                return None, ()
+            verdict = concluded(newest, judged, now)
+            if verdict is None:
                 return None, ()
             cases.amend(replace(newest, verdict=verdict))
             return verdict, (verdict,)

@@ -10,6 +10,7 @@ from everstep import ids
 from everstep.bus.client import NatsBus
 from everstep.bus.ports import Bus
 from everstep.clock import SystemClock
+from everstep.incident_outcomes import IncidentOutcome
 from everstep.messages import (
     ErrorRecord,
     EvidenceCollected,
@@ -132,11 +133,11 @@ class Training:
             )
         )
 
-    async def close(self) -> None:
-        """It trains again."""
+    async def close(self, outcome: IncidentOutcome = "recovered") -> None:
+        """It trains again, or another incident takes this one over."""
         await self.bus.record(
             IncidentClosed(
-                **self.about(), incident=self.incident, outcome="recovered", reason="it is back",
+                **self.about(), incident=self.incident, outcome=outcome, reason="it is back",
                 ledger=Ledger(),
             )
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,15 @@ from everstep.bus.auth.roles import SERVICE
 from everstep.bus.client import NatsBus
 from everstep.bus.ports import Held
 from everstep.bus.server.dev_server import DevServer
-from everstep.messages import Case, VerdictReached
+from everstep.messages import ActionDecided, Case, VerdictReached
 from everstep_services.attribution.analyzers import ends
 from everstep_services.attribution.domain.claims import Claim
 from everstep_services.attribution.domain.combiner import CaseJudgement
 from everstep_services.attribution.domain.past import PastIncidents
-from everstep_services.attribution.incident import Incident
+from everstep_services.attribution.incident import Analyzer, Incident
 from tests.integration.attribution.replicas import QUICK, Training, at_work, verdicts
+from tests.integration.health.replicas import facts_of
+from tests.waiting import until_async
 
 MANY = 30
 SOON = replace(QUICK, first_within_s=0.1)
@@ -107,3 +110,47 @@ async def test_an_analysis_that_always_fails_ends_with_a_verdict_and_delays_no_o
     assert (broken.cause, broken.is_inconclusive) == ("unknown", True)
     assert "the analysis failed 3 times: ValueError: these bytes are nothing" in broken.missing[0]
     assert {verdict.cause for verdict in found.values()} == {"user_code"}
+
+
+def accusing(node: str, gate: asyncio.Event, begun: asyncio.Event) -> Analyzer:
+    """An analysis that accuses this node, and takes until the gate is open."""
+
+    async def analyze(_: Incident) -> list[Claim]:
+        begun.set()
+        await gate.wait()
+        return [Claim(cause="gpu", kind="seen", says="it was that", strength=1.0, nodes=(node,))]
+
+    return analyze
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_an_incident_that_another_takes_over_is_not_an_earlier_offence(
+    bus: NatsBus, job: str, is_late: bool
+) -> None:
+    """A result that stops a job has an incident of the agent, and that of the round's end.
+
+    The first is judged before the second takes it over, or its analysis ends later.
+    """
+    training = Training(bus, job)
+    training.names = (f"{job}-0", f"{job}-1")
+    begun, gate, incidents = asyncio.Event(), asyncio.Event(), []
+    analyzers = {"numerics": accusing(training.names[1], gate, begun)}
+    async with at_work(bus, SOON, analyzers) as replica:
+        await training.form()
+        for count in (0, 1, 2):
+            await training.open()
+            incidents.append(training.incident)
+            if count or not is_late:
+                gate.set()
+                await verdicts(bus, job, count + (not is_late))
+                await training.close("recovered" if count else "merged")
+                continue
+            await begun.wait()
+            await training.close("merged")
+            await until_async(
+                partial(replica.attribution._keeper.case, job, training.incident),
+                "the incident is merged",
+                holds=lambda case: case.outcome == "merged",
+            )
+        decided = await facts_of(bus, ActionDecided, 1, job)
+    assert decided[0].incident == incidents[2]

@@ -20,7 +20,7 @@ from everstep.messages.base import shared
 from everstep.observe.printable import beginning
 
 READ: tuple[type[Fact], ...] = (
-    NodeCheckFinished, NodeCleared, NodeSuspected, VerdictReached,
+    IncidentClosed, NodeCheckFinished, NodeCleared, NodeSuspected, VerdictReached,
 )  # fmt: skip
 """The facts that are remembered beyond their job."""
 _PAST_MOST = 2000
