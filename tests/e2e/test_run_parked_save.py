@@ -1,7 +1,12 @@
 """Where no round follows, the ranks that are left save the state after the failure."""
 
+from functools import partial
+from pathlib import Path
+
 from tests.e2e.cluster import Cluster
 from tests.e2e.test_run_survive import RANKS, SCRIPT, WITHIN_S, made, train_alone
+from tests.e2e.test_run_survivors import has
+from tests.waiting import until
 
 
 def test_the_next_launch_goes_on_where_a_job_without_restarts_has_failed(cluster: Cluster) -> None:
@@ -22,3 +27,35 @@ def test_the_next_launch_goes_on_where_a_job_without_restarts_has_failed(cluster
         assert losses == expected
         assert len(made_in_all) == len(losses), "no step was made twice"
         assert len(processes) == 2
+
+
+def test_ranks_that_wait_for_a_lost_node_have_saved_before_their_node_is_lost_too(
+    cluster: Cluster,
+) -> None:
+    options = ("--nnodes", "2", "--nproc-per-node", str(RANKS // 2))
+    script = (SCRIPT, str(cluster.folder), "saves", "1:hang:3:8")
+    first, second = (
+        cluster.run(*options, "--infra-rank", str(place), *script, node=f"node-{place}")
+        for place in (0, 1)
+    )
+    steps = partial(made_so_far, cluster.folder / "losses-0")
+    until(steps, "rank 3 hangs in step 8", holds=has("\n7 "))
+    second.kill_node()
+    until(lambda: first.said, "they save", holds=has("parked save their states"))
+    checkpoints = cluster.folder / "checkpoints"
+    until(lambda: [*checkpoints.glob("*7")], "the checkpoint of step 7 is visible")
+    first.kill_node()
+    again = [
+        cluster.run(*options, "--infra-rank", str(place), *script, node=f"node-{place}")
+        for place in (0, 1)
+    ]
+    assert [agent.wait(WITHIN_S) for agent in again] == [0, 0]
+    for rank in range(RANKS):
+        losses, _ = made(cluster.folder, rank)
+        made_in_all = (cluster.folder / f"losses-{rank}").read_text().splitlines()
+        assert [*losses] == list(range(1, 31))
+        assert len(made_in_all) == len(losses), "no step was made twice"
+
+
+def made_so_far(path: Path) -> str:
+    return path.read_text() if path.exists() else ""

@@ -51,6 +51,27 @@ def test_a_rank_is_parked_and_goes_on(warden: Warden) -> None:
     assert not warden.aborted.is_set(), "nothing is aborted once the training has left"
 
 
+def test_a_rank_finishes_its_step_where_nothing_has_failed(warden: Warden) -> None:
+    rank, asked, may_go = warden.rank, Event(), Event()
+
+    def step_s() -> float:
+        asked.set()
+        assert may_go.wait(WITHIN_S)
+        return 0.01
+
+    rank.step_s = step_s
+    warden.channel.send(Park(round=1, is_planned=True))
+    assert asked.wait(WITHIN_S)
+    assert (rank.ends_soon, rank.is_over, warden.aborted.is_set()) == (True, False, False)
+    may_go.set()
+    assert rank.await_park(WITHIN_S), "others may have left: it is freed"
+    assert warden.aborted.wait(WITHIN_S)
+    rank.leave()
+    warden.channel.send(ORDER)
+    assert rank.next_order() == ORDER
+    assert (rank.ends_soon, rank.is_over) == (False, False)
+
+
 def test_a_round_that_fails_before_its_order_is_taken_is_over(warden: Warden) -> None:
     rank = warden.rank
     warden.channel.send(Park(round=1))
