@@ -11,6 +11,8 @@ from everstep_services.attribution.log_analysis.rules import shipped
 from tests.unit.attribution.log_analysis.logs import raised
 
 LINES = [
+    ("node_failed", "srun: error: Task launch for StepId=8.0 failed on node n7: Job prolog failed"),
+    ("configuration", "ValueError: … is larger than the available KV cache memory (7.41 GiB)."),
     ("nvlink", "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Fatal, Link 44"),
     ("gpu_fault", "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus."),
     ("cuda_error", "NVRM: Xid (PCI:0000:3b:00): 31, pid=1, name=python, MMU Fault"),
