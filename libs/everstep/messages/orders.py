@@ -97,7 +97,7 @@ class StopRanks(Order, frozen=True, kw_only=True, tag="stop_ranks.v1"):
     """For the cause `check_failed`: the nodes on which the check fails, while others pass it."""
     weight: Int = 0
     """How well `reason` explains the reports so far; an order with a smaller one is older."""
-    keeps: bool = False
+    are_kept: bool = False
     """Ranks that survive rounds are parked, although the cause alone does not tell: the round
     ends as planned, for nodes that come or go."""
 

@@ -258,7 +258,7 @@ def surviving(nodes_max: int, survives: int) -> World:
 
 
 def stops(world: World) -> list[tuple[str, bool]]:
-    return [(order.cause, order.keeps) for _, order in world.orders if isinstance(order, StopRanks)]
+    return [(order.cause, order.are_kept) for _, order in world.orders if isinstance(order, StopRanks)]
 
 
 def test_ranks_that_survive_are_parked_when_the_round_grows() -> None:
@@ -268,7 +268,7 @@ def test_ranks_that_survive_are_parked_when_the_round_grows() -> None:
     assert [ended.cause for ended in world.of(RoundEnded)] == ["grow"]
     assert stops(world) == [("operator", True)]
     world.back("n1", "n2")
-    assert (world.doc.phase, world.doc.slots, world.doc.keeps) == ("forming", 3, False)
+    assert (world.doc.phase, world.doc.slots, world.doc.are_kept) == ("forming", 3, False)
 
 
 @pytest.mark.parametrize(("survives", "ends"), [(2, [("operator", True)]), (1, []), (0, [])])

@@ -356,7 +356,7 @@ class RoundDocument(DocumentBody, frozen=True, kw_only=True, tag="round_document
     """What became of the ranks and their states then."""
     survives: Count = 0
     """As in `report`, of this round."""
-    keeps: bool = False
+    are_kept: bool = False
     """As in `stop_ranks`, of the last order."""
     round_step: Int | None = None
     """The highest step of this round, as far as agents have reported."""

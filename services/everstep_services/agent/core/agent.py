@@ -197,7 +197,7 @@ class Agent:
             case StopRanks():
                 if not is_stale:
                     self._stopped_round = order.round
-                can_keep = order.keeps or meaning_of(order.cause).keeps_ranks
+                can_keep = order.are_kept or meaning_of(order.cause).keeps_ranks
                 keeps = can_keep and not (is_stale or is_accused)
                 return self._stop(self._part, order, keeps=keeps)
             case _:
@@ -514,7 +514,7 @@ class Agent:
             incident=order.incident,
             wait_s=order.cause_within_s,
             keeps=keeps,
-            is_planned=order.keeps,
+            is_planned=order.are_kept,
         )
 
     def _say_withheld(self) -> list[Action]:

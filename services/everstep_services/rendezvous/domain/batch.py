@@ -184,7 +184,7 @@ class Batch:
             check=doc.incident.check if doc.incident else "",
             accused=doc.incident.accused if doc.incident else (),
             weight=doc.incident.weight if doc.incident else 0,
-            keeps=doc.keeps,
+            are_kept=doc.are_kept,
         )
 
     @property

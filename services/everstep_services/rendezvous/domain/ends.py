@@ -51,7 +51,7 @@ def end_round(batch: Batch, sign: Sign, *, keeps: bool = False) -> None:
             incidents.broke_again(batch, sign)
             opened = state.doc.incident
     _say_ended(batch, sign.trigger, sign.reason, opened, sign)
-    state.set(stop_order=batch.now.new_id(), end_reason=sign.reason, keeps=keeps)
+    state.set(stop_order=batch.now.new_id(), end_reason=sign.reason, are_kept=keeps)
     state.set(planned=doc.planned if state.ordered_stop else None)
     state.set(saving=None, stalls=(), checks=())
     for seat in state.in_stage(*AT_WORK):

@@ -180,7 +180,7 @@ def _enter_round(batch: Batch, size: int, held: Mapping[int | None, str]) -> Non
         heal_s=0.0,
         healed="",
         survives=0,
-        keeps=False,
+        are_kept=False,
         last_step=max(
             (doc.last_step, doc.round_step), key=lambda step: -1 if step is None else step
         ),

@@ -52,7 +52,7 @@ class DocumentChanges(TypedDict, total=False):
     heal_s: float
     healed: str
     survives: int
-    keeps: bool
+    are_kept: bool
     round_step: int | None
     reached_step: int | None
     incident: OpenIncident | None
