@@ -4,8 +4,10 @@ from functools import partial
 from pathlib import Path
 
 from tests.e2e.cluster import Cluster
+from tests.e2e.conftest import NewCluster
+from tests.e2e.control_planes import PATIENT, running_up
 from tests.e2e.test_run_survive import RANKS, SCRIPT, WITHIN_S, made, train_alone
-from tests.e2e.test_run_survivors import has
+from tests.e2e.test_run_survivors import LOST_AFTER, has
 from tests.waiting import until
 
 
@@ -30,8 +32,13 @@ def test_the_next_launch_goes_on_where_a_job_without_restarts_has_failed(cluster
 
 
 def test_ranks_that_wait_for_a_lost_node_have_saved_before_their_node_is_lost_too(
-    cluster: Cluster,
+    tmp_path: Path, new_cluster: NewCluster, job: str
 ) -> None:
+    with running_up(tmp_path / "up", **(PATIENT | LOST_AFTER)) as up:
+        lose_both_nodes(new_cluster(up, job))
+
+
+def lose_both_nodes(cluster: Cluster) -> None:
     options = ("--nnodes", "2", "--nproc-per-node", str(RANKS // 2))
     script = (SCRIPT, str(cluster.folder), "saves", "1:hang:3:8")
     first, second = (

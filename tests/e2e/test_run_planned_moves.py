@@ -68,7 +68,7 @@ def test_a_spare_takes_the_slot_of_a_drained_node(cluster: Cluster) -> None:
     size = ("--nnodes", "2", "--nproc-per-node", "1", "--spares", "1")
     agents = [sharing(cluster, number, *size) for number in (1, 2, 3)]
     cluster.until_stepping(1)
-    ask(cluster, "drain", "node-1", "--reason", "fan")
+    ask(cluster, "drain", "node-1", "--job", cluster.job, "--reason", "fan")
     cluster.until_stepping(2)
     begun = starts(cluster, 2, 2)
     assert begun.pop("node-3") != "kept"

@@ -14,6 +14,7 @@ TESTS = Path(__file__).parents[1]
 PACED = {
     "chaos/outages.py",
     "chaos/recorder.py",
+    "chaos/survive_runs/training.py",
     "chaos/truth/faults.py",
     "chaos/truth/training.py",
     "cluster/links.py",
@@ -23,6 +24,7 @@ PACED = {
     "cluster/test_trainings.py",
     "corpus/injected/standstills.py",
     "e2e/test_database_failover.py",
+    "unit/agent/collectors/test_collection.py",
 }
 """They make a load at a rate, let a fixed time pass, or sleep on purpose."""
 

@@ -49,9 +49,12 @@ class Kept:
     async def start(self, _batch: object) -> None:
         self.are_at_work = True
 
-    async def stop(self, _grace_s: float, *, is_done: bool, keeps: tuple[int, ...]) -> AllStopped:
+    async def stop(
+        self, _grace_s: float, *, is_done: bool, keeps: tuple[int, ...], is_planned: bool
+    ) -> AllStopped:
         assert not is_done
         assert not keeps
+        assert not is_planned
         self.events.put_nowait(GONE)
         return AllStopped(ranks=(1,), killed=(), swept=0, left=(), stop_s=0.1)
 

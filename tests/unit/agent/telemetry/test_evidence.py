@@ -163,7 +163,7 @@ async def test_after_a_crash_ranks_that_survive_park_while_their_evidence_is_col
     await asyncio.wait([before], timeout=0 if not survive or evidence_s > 1 else None)
     assert before.done() == (survive and evidence_s < 1)
     next_round = asyncio.create_task(collection.of_kept())
-    await asyncio.sleep(0)
+    await asyncio.wait([next_round], timeout=0)
     assert next_round.done() != before.done()
     may_end.set()
     await asyncio.gather(before, next_round)
