@@ -258,7 +258,8 @@ def surviving(nodes_max: int, survives: int) -> World:
 
 
 def stops(world: World) -> list[tuple[str, bool]]:
-    return [(order.cause, order.are_kept) for _, order in world.orders if isinstance(order, StopRanks)]
+    orders = [order for _, order in world.orders if isinstance(order, StopRanks)]
+    return [(order.cause, order.are_kept) for order in orders]
 
 
 def test_ranks_that_survive_are_parked_when_the_round_grows() -> None:

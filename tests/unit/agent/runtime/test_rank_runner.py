@@ -78,7 +78,9 @@ class Killed(Kept):
         super().__init__()
         self.lost = Loss()
 
-    async def stop(self, _grace_s: float, *, is_done: bool, keeps: tuple[int, ...]) -> AllStopped:
+    async def stop(
+        self, _grace_s: float, *, is_done: bool, keeps: tuple[int, ...], is_planned: bool
+    ) -> AllStopped:
         raise WardenLostError("broken pipe")
 
 
@@ -237,9 +239,15 @@ class Parked(Kept):
         return {0: 70, 1: 71}
 
     async def stop(
-        self, grace_s: float, *, is_done: bool = False, keeps: tuple[int, ...] = ()
+        self,
+        grace_s: float,
+        *,
+        is_done: bool = False,
+        keeps: tuple[int, ...] = (),
+        is_planned: bool = False,
     ) -> AllStopped:
         assert not is_done
+        assert not is_planned
         self.asked.append((grace_s, keeps))
         if not keeps:
             self.were_ended.set()
